@@ -1,0 +1,19 @@
+"""Builds the optional native statistics kernel; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "tenterhook.stats._kernel",
+            sources=["src/tenterhook/stats/_kernel.c"],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            py_limited_api=True,
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,  # without a compiler the NumPy twin does the same work
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
