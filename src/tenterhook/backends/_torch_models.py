@@ -1,0 +1,145 @@
+"""The modules of a torch model under plain names, and what hooks on them cannot see."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tenterhook.backends import ParameterEntry
+from tenterhook.errors import UnsupportedError
+from tenterhook.select import Entry
+
+__all__ = ["blind_spots", "check", "has_optimizer", "is_compiled", "list_modules", "list_parameters"]
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module; by name, so that nothing is imported for it
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "AveragedModel": "module",
+}
+_MOST_ALIASES = 16  # of one module; nested sharing has exponentially many paths
+
+
+def _wrapped_attribute(module: nn.Module) -> str | None:
+    if not type(module).__module__.startswith("torch."):
+        return None
+    return _WRAPPED_ATTRIBUTES.get(type(module).__name__)
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
+    """Yield (path, raw path, module, is wrapper) for every path of every module, the root first, depth first."""
+    paths_of: dict[int, int] = {}
+    ancestors: set[int] = set()
+
+    def visit(module: nn.Module, path: str, raw: str) -> Iterator[tuple[str, str, nn.Module, bool]]:
+        key = id(module)
+        if key in ancestors or paths_of.get(key, 0) >= _MOST_ALIASES:
+            return
+        paths_of[key] = paths_of.get(key, 0) + 1
+        ancestors.add(key)
+        wrapped = _wrapped_attribute(module)
+        yield path, raw, module, wrapped is not None
+        for name, child in module._modules.items():
+            if child is not None:
+                child_path = path if name == wrapped else f"{path}.{name}" if path else name
+                yield from visit(child, child_path, f"{raw}.{name}" if raw else name)
+        ancestors.discard(key)
+
+    return visit(model, "", "")
+
+
+def _type_names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(cls.__name__ for cls in type(module).__mro__ if cls is not object)
+
+
+def list_modules(model: nn.Module) -> list[Entry]:
+    first: dict[int, tuple[str, str, nn.Module]] = {}
+    aliases: dict[int, list[str]] = {}
+    for path, raw, module, is_wrapper in _walk(model):
+        if is_wrapper:
+            continue  # the module inside bears the name
+        if id(module) in first:
+            aliases.setdefault(id(module), []).append(path)
+        else:
+            first[id(module)] = (path, raw, module)
+    return [
+        Entry(
+            path=path,
+            module=module,
+            aliases=tuple(aliases.get(key, ())),
+            raw_path=raw,
+            type_names=_type_names(module),
+            callable=not (isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward),
+        )
+        for key, (path, raw, module) in first.items()
+    ]
+
+
+def list_parameters(model: nn.Module) -> list[ParameterEntry]:
+    first: dict[int, tuple[str, str, nn.Parameter]] = {}
+    aliases: dict[int, list[str]] = {}
+    for path, _, module, _ in _walk(model):
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            full = f"{path}.{name}" if path else name
+            if id(parameter) not in first:
+                first[id(parameter)] = (full, path, parameter)
+            elif full != first[id(parameter)][0]:
+                aliases.setdefault(id(parameter), []).append(full)
+    return [
+        ParameterEntry(full, path, parameter, tuple(aliases.get(key, ())))
+        for key, (full, path, parameter) in first.items()
+    ]
+
+
+def check(model: nn.Module) -> None:
+    """Refuse models that accept no hooks, or accept them and never call them."""
+    for path, _, module, _ in _walk(model):
+        if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            where = f"module '{path}'" if path else "this model"
+            raise UnsupportedError(
+                f"{where} is a script module ({type(module).__name__}): TorchScript runs no Python hooks inside it\n"
+                "  hook the model that it was made from, before torch.jit.script or torch.jit.trace"
+            )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def blind_spots(model: nn.Module) -> dict[str, str]:
+    """Path -> reason, for modules that run without being called."""
+    reasons: dict[str, str] = {}
+    for path, _, module, _ in _walk(model):
+        if isinstance(module, nn.MultiheadAttention):
+            reasons[f"{path}.out_proj" if path else "out_proj"] = "weights used without calling the module"
+        elif isinstance(module, torch.fx.GraphModule):
+            called = {node.target for node in module.graph.nodes if node.op == "call_module"}
+            prefix = f"{path}." if path else ""
+            for name, _ in module.named_modules():
+                if name and name not in called and not any(other.startswith(f"{name}.") for other in called):
+                    reasons[prefix + name] = "inlined by fx: the graph does not call it"
+    return reasons
+
+
+def has_optimizer(model: nn.Module) -> bool:
+    """Look for a live optimizer that holds a parameter of ``model``; takes some 20 ms, so ask once."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    if not parameters:
+        return False
+    for candidate in gc.get_objects():
+        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
+        if issubclass(type(candidate), torch.optim.Optimizer):
+            for group in getattr(candidate, "param_groups", ()):
+                if any(id(parameter) in parameters for parameter in group["params"]):
+                    return True
+    return False

@@ -1,0 +1,336 @@
+"""The PyTorch backend.
+
+Forward hooks and tensor hooks only: module backward hooks break in-place layers, are mute for nested outputs and fire
+early where no input needs a gradient. Private torch names are used where no public one exists
+(``_current_graph_task_id``, ``_functorch``); ``tests/backends`` fails where a torch release renames them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as _module_registries
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
+from tenterhook.backends import _torch_models as models
+from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
+from tenterhook.errors import UnsupportedError
+from tenterhook.select import Entry
+from tenterhook.stats import DTYPE_CODES, RowBuffer
+
+__all__ = ["BACKEND", "TorchBackend"]
+
+_functorch = torch._C._functorch
+_current_graph_task = torch._C._current_graph_task_id
+
+_DTYPE_NAMES = {
+    value: name
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype) and str(value) == f"torch.{name}"
+}
+_CODES = {dtype: DTYPE_CODES[name] for dtype, name in _DTYPE_NAMES.items() if name in DTYPE_CODES}
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffer") else {torch.Tensor, nn.Parameter})
+
+
+class _Hook:
+    """A callback in a module's hook table; copies and pickles of the module carry one that does nothing."""
+
+    __slots__ = ("after", "before", "failed")
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # loads where tenterhook is not installed, takes any arguments, returns None
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+
+class _BeforeHook(_Hook):
+    __slots__ = ()
+
+    def __init__(self, before: Before) -> None:
+        self.before = before
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.before(module, args, kwargs)
+
+
+class _AfterHook(_Hook):
+    __slots__ = ()
+
+    def __init__(self, after: After | None, failed: Failed | None) -> None:
+        self.after = after
+        self.failed = failed
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if output is None:
+            error = sys.exc_info()[1]
+            # torch runs these hooks also when the call raised, from the handler in the frame that calls us
+            if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
+                if self.failed is not None:
+                    self.failed(module, args, kwargs, error)
+                return None
+        return None if self.after is None else self.after(module, args, kwargs, output)
+
+
+class _Attachment:
+    """Our hooks on one module."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    @property
+    def live(self) -> bool:
+        return bool(self._handles) and all(_is_live(handle) for handle in self._handles)
+
+    def remove(self) -> None:
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+
+def _is_live(handle: Any) -> bool:
+    table = handle.hooks_dict_ref()
+    return table is not None and handle.id in table
+
+
+class _AnyCall:
+    """The global forward-pre hook of a recording that does not know its models yet."""
+
+    def __init__(self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        self._wanted = wanted
+        self._fn = fn
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._wanted(module):
+            # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
+            self._fn(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+
+class TorchBackend:
+    """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
+
+    name = "torch"
+    tensor_types: tuple[type, ...] = (torch.Tensor,)
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, (nn.Module, torch.jit.ScriptFunction))
+
+    def check(self, model: Any) -> None:
+        if isinstance(model, torch.jit.ScriptFunction):
+            raise UnsupportedError(
+                "a script function runs no Python hooks\n  hook the module that it was made from, before torch.jit.script"
+            )
+        models.check(model)
+
+    def entries(self, model: nn.Module) -> list[Entry]:
+        return models.list_modules(model)
+
+    def parameters(self, model: nn.Module) -> list[ParameterEntry]:
+        return models.list_parameters(model)
+
+    def blind_spots(self, model: nn.Module) -> dict[str, str]:
+        return models.blind_spots(model)
+
+    def forward_function(self, module: nn.Module) -> Callable[..., Any]:
+        return module.forward
+
+    def is_training(self, module: nn.Module) -> bool:
+        return module.training
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+    def attach(
+        self, module: nn.Module, before: Before | None, after: After | None, failed: Failed | None = None, *, first: bool = False
+    ) -> Detachable:
+        handles: list[Any] = []
+        try:
+            if before is not None:
+                handles.append(module.register_forward_pre_hook(_BeforeHook(before), with_kwargs=True, prepend=first))
+            if after is not None or failed is not None:
+                handles.append(
+                    module.register_forward_hook(
+                        _AfterHook(after, failed), with_kwargs=True, always_call=failed is not None, prepend=first
+                    )
+                )
+        except BaseException:
+            for handle in handles:
+                handle.remove()
+            raise
+        return _Attachment(handles)
+
+    def on_any_call(self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Detachable:
+        return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
+
+    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            fn(optimizer)
+
+        return _Attachment([register_optimizer_step_post_hook(after_step)])
+
+    def has_optimizer(self, model: nn.Module) -> bool:
+        return models.has_optimizer(model)
+
+    @contextlib.contextmanager
+    def seeing_everything(self, model: nn.Module | None) -> Iterator[Sequence[str]]:
+        """Leave the fused transformer path and compiled code for as long as the session lasts."""
+        told: list[str] = []
+        with contextlib.ExitStack() as stack:
+            kinds = () if model is None else [module for module in model.modules()]
+            if any(isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)) for module in kinds):
+                enabled = torch.backends.mha.get_fastpath_enabled()
+                if enabled:
+                    torch.backends.mha.set_fastpath_enabled(False)
+                    stack.callback(torch.backends.mha.set_fastpath_enabled, enabled)
+                    told.append("fused transformer path off: results may differ in the last bits from the fused ones")
+            if any(models.is_compiled(module) for module in kinds):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                told.append("compiled modules run eager: compiled code does not call hooks")
+            yield told
+
+    # --- gradients -------------------------------------------------------------------------------------------------
+    def tap(self, tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None) -> Tap | str:
+        return tap_tensor(tensor, fn, module, owner)
+
+    def tap_parameter(self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False) -> Detachable | str:
+        if not parameter.requires_grad:
+            return "requires_grad=False"
+        if accumulated or _is_dtensor(parameter):  # hooks on sharded parameters never fire, those after accumulation do
+            return PostAccumulateTap(parameter, fn)
+        return tap_tensor(parameter, fn, None, None)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    def version(self, tensor: torch.Tensor) -> int | None:
+        return None if tensor.is_inference() else tensor._version
+
+    def wants_gradient(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
+
+    def in_backward(self) -> bool:
+        return _current_graph_task() != -1
+
+    def backward_token(self) -> int:
+        return _current_graph_task()
+
+    def at_backward_end(self, fn: Callable[[], None]) -> bool:
+        if _current_graph_task() == -1:
+            return False
+        torch.autograd.Variable._execution_engine.queue_callback(fn)  # type: ignore[attr-defined]
+        return True
+
+    # --- values ----------------------------------------------------------------------------------------------------
+    def summary(self, tensor: torch.Tensor) -> Summary:
+        return tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), str(tensor.device)
+
+    def measure(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
+        if type(tensor) in _PLAIN:
+            try:
+                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+                    code = _CODES.get(tensor.dtype)
+                    if code is not None:
+                        rows.measure_flat(row, tensor.data_ptr(), code, tensor.numel())
+                        return None
+            except RuntimeError:
+                pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
+        return self._measure_unusual(tensor, rows, row)
+
+    def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
+        note = None
+        if _functorch.is_functorch_wrapped_tensor(tensor):
+            if _functorch.is_batchedtensor(tensor):
+                note = "statistics over the whole vmap batch"
+            tensor = _unwrapped(tensor)
+        if _is_dtensor(tensor):
+            tensor, note = tensor.to_local(), "statistics of this rank's shard"  # type: ignore[attr-defined]
+        reason = _why_no_values(tensor)
+        if reason is not None:
+            return reason
+        name = _DTYPE_NAMES.get(tensor.dtype, "")
+        if name not in DTYPE_CODES:
+            return f"no statistics for dtype {name or tensor.dtype}"
+        with torch.no_grad():
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            if not plain.is_cpu:
+                plain = plain.cpu()
+        rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()))
+        return note
+
+    def keep(self, tensor: torch.Tensor) -> Any:
+        tensor = _unwrapped(tensor)
+        if _is_dtensor(tensor):
+            tensor = tensor.to_local()  # type: ignore[attr-defined]
+        with torch.no_grad():
+            plain = tensor.detach()
+            return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
+
+    def to_numpy(self, kept: torch.Tensor) -> Any:
+        if kept.layout is not torch.strided or kept.is_quantized:
+            kept = kept.dequantize() if kept.is_quantized else kept.to_dense()
+        name = _DTYPE_NAMES.get(kept.dtype, "")
+        kept = kept.detach().resolve_conj().resolve_neg()
+        try:
+            return kept.numpy()
+        except TypeError:
+            import ml_dtypes  # dtypes that NumPy lacks travel as their bytes
+
+            return kept.contiguous().view(torch.uint8 if kept.itemsize == 1 else torch.int16).numpy().view(getattr(ml_dtypes, name))
+
+    def untracked(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def environment(self) -> dict[str, Any]:
+        return {
+            "framework": "torch",
+            "versions": {"torch": torch.__version__, "numpy": np.__version__, "cuda": torch.version.cuda},
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
+            "seeds": {"torch": torch.initial_seed()},
+            "modes": {
+                "default_dtype": _DTYPE_NAMES[torch.get_default_dtype()],
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+                "threads": torch.get_num_threads(),
+                "autocast": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+            },
+        }
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "to_local")
+
+
+def _why_no_values(tensor: torch.Tensor) -> str | None:
+    if tensor.is_meta:
+        return "meta tensor: no values"
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return "fake tensor: no values"
+    if tensor.is_nested:
+        return "nested tensor: no statistics"
+    if tensor.layout is not torch.strided:
+        return f"sparse tensor ({str(tensor.layout).removeprefix('torch.')}): no statistics"
+    if tensor.is_quantized:
+        return "quantised tensor: no statistics"
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
+    if address == 0 and tensor.numel() > 0:
+        return f"{type(tensor).__name__}: no storage of its own"
+    return None
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,224 @@
+"""Which call of which module is running, in which step, phase and thread.
+
+A tracker keeps one stack of running calls per thread, numbers the calls of each module within a step, tells the
+recomputation of activation checkpointing from the forward it repeats, and decides where a step ends. It knows no
+framework beyond the backend's answers, and stores nothing once a call and its gradients are done with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tenterhook.backends import Backend, Detachable
+from tenterhook.select import Entry
+
+__all__ = ["LiveCall", "Tracker", "Watched"]
+
+
+class Watched:
+    """One module of one model under observation, with what the session knows of it."""
+
+    __slots__ = (
+        "aliases",
+        "attachment",
+        "call_count",
+        "entry_parameters",
+        "gradient_count",
+        "input_names",
+        "is_root",
+        "keep",
+        "model",
+        "no_gradient",
+        "numbers",
+        "path",
+        "raw_path",
+        "recomputed",
+        "ref",
+        "step",
+        "step_calls",
+        "type",
+        "wanted",
+    )
+
+    def __init__(self, model: str, entry: Entry, *, wanted: bool, keep: bool = False) -> None:
+        self.model = model
+        self.path = entry.path
+        self.raw_path = entry.raw_path
+        self.type = type(entry.module).__name__
+        self.aliases = entry.aliases
+        self.is_root = entry.path == ""
+        self.ref: Callable[[], Any] = weakref.ref(entry.module)
+        self.wanted = wanted  # selected for recording; a root is followed also where it is not
+        self.keep = keep  # its tensors are kept, too
+        self.input_names: tuple[str, ...] = ()
+        self.attachment: Detachable | None = None
+        self.entry_parameters = 0
+        self.call_count = 0
+        self.gradient_count = 0
+        self.no_gradient: Counter[str] = Counter()
+        self.step = -1
+        self.numbers: dict[int, int] = {}  # thread -> calls so far in this step
+        self.step_calls: list[LiveCall] = []
+        self.recomputed = 0
+
+    @property
+    def name(self) -> str:
+        return self.path or "(root)"
+
+
+class LiveCall:
+    """One call of a watched module, from its start until its last gradient."""
+
+    __slots__ = (
+        "backward_depth",
+        "backward_seq",
+        "depth",
+        "forward",
+        "number",
+        "parent",
+        "pass_number",
+        "pending",
+        "phase",
+        "seq",
+        "start_ns",
+        "step",
+        "thread",
+        "token",
+        "watched",
+    )
+
+    def __init__(self, watched: Watched, parent: LiveCall | None, seq: int, step: int, thread: int, start_ns: int) -> None:
+        self.watched = watched
+        self.parent = parent  # nearest enclosing call that is recorded
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.seq = seq
+        self.step = step
+        self.thread = thread
+        self.start_ns = start_ns
+        self.number = 0
+        self.phase = "forward"
+        self.forward: LiveCall | None = None  # of a recomputation: the call that it repeats
+        self.token = -1  # of the backward pass that reached this call last
+        self.pass_number = -1
+        self.backward_seq = -1
+        self.backward_depth = 0
+        self.pending: Any = None
+
+
+class Tracker:
+    """Follows the calls of one session.
+
+    Args:
+        backend: the framework.
+        on_step_end: called with the number of the step that has ended.
+    """
+
+    def __init__(self, backend: Backend, on_step_end: Callable[[int], None]) -> None:
+        self._backend = backend
+        self._in_backward = backend.in_backward
+        self._on_step_end = on_step_end
+        self._stacks: dict[int, list[LiveCall]] = {}
+        self._sequence = itertools.count()
+        self._home_thread = threading.get_ident()
+        self._origin_ns = time.perf_counter_ns()
+        self._roots_run: set[Watched] = set()
+        self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
+        self._calls_in_step = False
+        self.step = 0
+
+    def next_seq(self) -> int:
+        return next(self._sequence)
+
+    def now_ns(self) -> int:
+        """Return monotonic nanoseconds since the session began."""
+        return time.perf_counter_ns() - self._origin_ns
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+    def begin(self, watched: Watched) -> LiveCall:
+        thread = threading.get_ident()
+        stack = self._stacks.get(thread)
+        if stack is None:
+            stack = self._stacks[thread] = []
+        if not stack:
+            self._begin_outermost(watched, thread)
+        parent = stack[-1] if stack else None
+        if parent is not None and not parent.watched.wanted:
+            parent = parent.parent
+        call = LiveCall(watched, parent, next(self._sequence), self.step, thread, time.perf_counter_ns() - self._origin_ns)
+        if watched.step != self.step:
+            watched.step = self.step
+            watched.numbers = {}
+            watched.step_calls = []
+            watched.recomputed = 0
+        if self._in_backward() and watched.recomputed < len(watched.step_calls):
+            # Checkpointed regions are recomputed last first; within one module the calls come back in that order, too.
+            watched.recomputed += 1
+            call.phase = "recompute"
+            call.forward = watched.step_calls[-watched.recomputed]
+            call.number = call.forward.number
+        else:
+            call.number = watched.numbers.get(thread, 0)
+            watched.numbers[thread] = call.number + 1
+            watched.step_calls.append(call)
+            watched.call_count += 1
+        stack.append(call)
+        return call
+
+    def end(self, watched: Watched) -> LiveCall | None:
+        """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""
+        stack = self._stacks.get(threading.get_ident())
+        while stack:
+            call = stack.pop()
+            if call.watched is watched:
+                return call
+        return None
+
+    def running(self) -> LiveCall | None:
+        """Return the innermost running call of this thread."""
+        stack = self._stacks.get(threading.get_ident())
+        return stack[-1] if stack else None
+
+    def abandon(self) -> Iterator[LiveCall]:
+        """Yield the calls that are still open, innermost first, and forget them (an interrupt, the session's end)."""
+        for stack in list(self._stacks.values()):
+            while stack:
+                yield stack.pop()
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+    def _begin_outermost(self, watched: Watched, thread: int) -> None:
+        self._calls_in_step = True
+        if not watched.is_root or thread != self._home_thread or self._in_backward():
+            return
+        if watched in self._roots_run:
+            if self._steps_by is None:
+                model = watched.ref()
+                has_optimizer = model is not None and self._backend.has_optimizer(model)
+                self._steps_by = "optimizer" if has_optimizer else "forward"
+            if self._steps_by == "forward":
+                self.end_step()
+                self._calls_in_step = True
+        self._roots_run.add(watched)
+
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
+        if self._steps_by != "user" and self._calls_in_step:
+            self._steps_by = "optimizer"
+            self.end_step()
+
+    def user_stepped(self) -> None:
+        """The user says that the step has ended; from now on nobody else does."""
+        self._steps_by = "user"
+        self.end_step()
+
+    def end_step(self) -> None:
+        ended = self.step
+        self.step += 1
+        self._roots_run.clear()
+        self._calls_in_step = False
+        self._on_step_end(ended)
