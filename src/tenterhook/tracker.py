@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tenterhook.arguments import ParameterNames
 from tenterhook.backends import Backend, Detachable
 from tenterhook.select import Entry
 
@@ -33,6 +34,7 @@ class Watched:
         "input_names",
         "is_root",
         "keep",
+        "lost",
         "model",
         "no_gradient",
         "numbers",
@@ -56,8 +58,9 @@ class Watched:
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
         self.wanted = wanted  # selected for recording; a root is followed also where it is not
         self.keep = keep  # its tensors are kept, too
-        self.input_names: tuple[str, ...] = ()
+        self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
+        self.lost = False  # somebody else took our hooks off
         self.entry_parameters = 0
         self.call_count = 0
         self.gradient_count = 0
@@ -79,13 +82,16 @@ class LiveCall:
         "backward_depth",
         "backward_seq",
         "depth",
+        "followed",
         "forward",
         "number",
         "parent",
         "pass_number",
         "pending",
         "phase",
+        "recorded",
         "seq",
+        "settle",
         "start_ns",
         "step",
         "thread",
@@ -102,13 +108,16 @@ class LiveCall:
         self.thread = thread
         self.start_ns = start_ns
         self.number = 0
+        self.followed = False  # its values and gradients are looked at
+        self.recorded = False  # it has a row of its own
         self.phase = "forward"
         self.forward: LiveCall | None = None  # of a recomputation: the call that it repeats
         self.token = -1  # of the backward pass that reached this call last
         self.pass_number = -1
         self.backward_seq = -1
         self.backward_depth = 0
-        self.pending: Any = None
+        self.pending: dict[tuple[str, str], int] | None = None  # gradients expected -> backward pass that brought them last
+        self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
 
 
 class Tracker:
@@ -132,6 +141,16 @@ class Tracker:
         self._calls_in_step = False
         self.step = 0
 
+    @property
+    def steps_seen(self) -> int:
+        """Number of steps in which something was called."""
+        return self.step + self._calls_in_step
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether steps are ended by forwards of the root, so that it has to be followed on steps that are not recorded, too."""
+        return self._steps_by in (None, "forward")
+
     def next_seq(self) -> int:
         return next(self._sequence)
 
@@ -148,7 +167,7 @@ class Tracker:
         if not stack:
             self._begin_outermost(watched, thread)
         parent = stack[-1] if stack else None
-        if parent is not None and not parent.watched.wanted:
+        if parent is not None and not parent.recorded:
             parent = parent.parent
         call = LiveCall(watched, parent, next(self._sequence), self.step, thread, time.perf_counter_ns() - self._origin_ns)
         if watched.step != self.step:

@@ -145,6 +145,10 @@ class Backend(Protocol):
         """Return the count of in-place changes, or None where the framework keeps none."""
         ...
 
+    def is_leaf(self, tensor: Any) -> bool:
+        """Whether the tensor is no result of a computation, so that a tap on it outlives the graph."""
+        ...
+
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether a gradient is being tracked for this tensor now."""
         ...
@@ -178,12 +182,16 @@ class Backend(Protocol):
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
         ...
 
+    def numel(self, tensor: Any) -> int:
+        """Return the number of elements, 0 where it is not known yet (a lazy parameter)."""
+        ...
+
     def untracked(self) -> AbstractContextManager[Any]:
         """Return a context in which our own computation is neither differentiated nor hooked."""
         ...
 
     def environment(self) -> dict[str, Any]:
-        """Return versions, devices, seeds and numeric modes, for the manifest of a recording."""
+        """Return the manifest's fields that only the framework knows: framework, devices, seeds, modes."""
         ...
 
 

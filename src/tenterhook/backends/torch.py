@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
@@ -213,6 +212,9 @@ class TorchBackend:
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
 
+    def is_leaf(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_leaf
+
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
@@ -285,13 +287,15 @@ class TorchBackend:
 
             return kept.contiguous().view(torch.uint8 if kept.itemsize == 1 else torch.int16).numpy().view(getattr(ml_dtypes, name))
 
+    def numel(self, tensor: torch.Tensor) -> int:
+        return 0 if isinstance(tensor, nn.parameter.UninitializedTensorMixin) else tensor.numel()
+
     def untracked(self) -> contextlib.AbstractContextManager[Any]:
         return torch.no_grad()
 
     def environment(self) -> dict[str, Any]:
         return {
             "framework": "torch",
-            "versions": {"torch": torch.__version__, "numpy": np.__version__, "cuda": torch.version.cuda},
             "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
             "seeds": {"torch": torch.initial_seed()},
             "modes": {

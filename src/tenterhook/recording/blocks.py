@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tenterhook.recording.schema import CALLS, VALUES
-from tenterhook.stats import SKETCH_SIZE, STATISTICS, RowBuffer
+from tenterhook.stats import GROUP_DIGEST, GROUP_SKETCH, GROUP_STATISTICS, SKETCH_SIZE, STATISTICS, RowBuffer
 
 __all__ = ["CALL_COLUMNS", "VALUE_COLUMNS", "ValueBlock", "calls_batch"]
 
@@ -63,7 +63,7 @@ class ValueBlock:
         statistics = buffer.statistics[taken]
         filled = buffer.valid[taken]
         arrays: dict[str, pa.Array] = {}
-        no_statistics = (filled & RowBuffer.HAS_STATISTICS) == 0
+        no_statistics = (filled & GROUP_STATISTICS) == 0
         for index, name in enumerate(STATISTICS):
             column = statistics[:, index]
             null = no_statistics | np.isnan(column)
@@ -71,13 +71,13 @@ class ValueBlock:
             if pa.types.is_integer(kind):
                 column = np.where(null, 0, column).astype(np.int64)
             arrays[name] = pa.array(column, kind, mask=null)
-        no_sketch = (filled & RowBuffer.HAS_SKETCH) == 0
+        no_sketch = (filled & GROUP_SKETCH) == 0
         if no_sketch.all():
             arrays["sketch"] = pa.nulls(len(taken), VALUES.field("sketch").type)
         else:
             flat = pa.array(np.ascontiguousarray(buffer.sketches[taken]).reshape(-1), pa.float32())
             arrays["sketch"] = pa.FixedSizeListArray.from_arrays(flat, SKETCH_SIZE, mask=pa.array(no_sketch))
-        no_digest = (filled & RowBuffer.HAS_DIGEST) == 0
+        no_digest = (filled & GROUP_DIGEST) == 0
         arrays["digest"] = (
             pa.nulls(len(taken), pa.uint64()) if no_digest.all() else pa.array(buffer.digests[taken], pa.uint64(), mask=no_digest)
         )

@@ -1,0 +1,356 @@
+"""What a recording session does at each event: rows for calls, rows for values, tensors where asked for.
+
+A capture is the engine that the sessions in :mod:`tenterhook.recorder` share: it attaches to the modules it is given,
+follows their calls through a tracker, measures what flows, and hands blocks of rows to a sink.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tenterhook.arguments import ParameterNames, argument_leaves, bind_arguments, replace_arguments
+from tenterhook.backends import Backend, Detachable
+from tenterhook.recording.blocks import ValueBlock, calls_batch
+from tenterhook.recording.sink import Sink
+from tenterhook.tracker import LiveCall, Tracker, Watched
+from tenterhook.values import leaves
+
+__all__ = ["Capture", "CaptureOptions", "EventListener"]
+
+_log = logging.getLogger("tenterhook")
+
+_BLOCK_ROWS = 2048
+
+EventListener = Callable[[str, LiveCall, str, str, Any], None]
+"""``(event, call, kind, slot, tensor or error)``; events are ``start``, ``end``, ``raised``, ``value`` and ``backward``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What to look at; see :func:`tenterhook.record` for the meaning of each."""
+
+    kinds: frozenset[str]
+    statistics: bool = True
+    sketch: bool = True
+    recompute: bool = False
+    on_error: str = "warn"
+    to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
+
+
+class Capture:
+    """Attaches to modules and turns their events into rows."""
+
+    def __init__(
+        self, backend: Backend, sink: Sink, options: CaptureOptions, on_step_end: Callable[[int], None], listener: EventListener | None = None
+    ) -> None:
+        self.backend = backend
+        self.sink = sink
+        self.options = options
+        self.tracker = Tracker(backend, on_step_end)
+        self.watched: list[Watched] = []
+        self.failure: str | None = None  # why the capture stopped before its end
+        self.closed = False
+        self.active = True  # False on steps that are not sampled
+        self.hook_ns = 0
+        self.calls_recorded = 0
+        self.values_recorded = 0
+        self._listener = listener
+        self._lock = threading.RLock()
+        self._calls: list[tuple[Any, ...]] = []
+        self._block = self._new_block()
+        self._leaf_taps: dict[tuple[int, int, str], Detachable] = {}
+        self._passes: dict[int, list[LiveCall]] = {}  # backward pass -> calls with gradients still missing in it
+        self._types = backend.tensor_types
+        kinds = options.kinds
+        self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
+        self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
+
+    def _new_block(self) -> ValueBlock:
+        return ValueBlock(_BLOCK_ROWS, sketch=self.options.statistics and self.options.sketch, digest=self.options.statistics)
+
+    # --- attaching -------------------------------------------------------------------------------------------------
+    def attach(self, watched: Watched) -> None:
+        """Put hooks around the calls of a watched module."""
+        module = watched.ref()
+        if module is None or watched.attachment is not None:
+            return
+        if watched.input_names is None and watched.wanted:
+            watched.input_names = ParameterNames.of(self.backend.forward_function(module))
+        watched.attachment = self.backend.attach(
+            module,
+            partial(self._guarded, self._before, watched),
+            partial(self._guarded, self._after, watched),
+            partial(self._guarded, self._failed, watched),
+        )
+
+    def detach(self, *, but: Watched | None = None) -> None:
+        """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
+        for watched in self.watched:
+            if watched is but:
+                continue
+            if watched.attachment is not None:
+                watched.lost = watched.lost or not watched.attachment.live
+                watched.attachment.remove()
+                watched.attachment = None
+
+    def stop(self, reason: str) -> None:
+        """Give up, keeping what has been recorded."""
+        if self.failure is None:
+            self.failure = reason
+            self.closed = True
+            self.detach()
+
+    def _guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a handler of ours; a fault of ours must not end somebody's training."""
+        if self.closed:
+            return None
+        start = time.perf_counter_ns()
+        try:
+            return handler(*arguments)
+        except Exception as error:
+            if self.options.on_error == "raise":
+                raise
+            self.stop(f"{type(error).__name__}: {error}")
+            _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
+            return None
+        finally:
+            self.hook_ns += time.perf_counter_ns() - start
+
+    # --- forward ---------------------------------------------------------------------------------------------------
+    def _before(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self.tracker.begin(watched)
+        if not (watched.wanted and self.active):
+            return None
+        call.followed = True
+        call.recorded = self.options.recompute or call.phase != "recompute"
+        if self._listener is not None:
+            self._listener("start", call, "", "", None)
+        if self._wants_input and call.recorded:
+            for slot, tensor in argument_leaves(bind_arguments(watched.input_names, args, kwargs), self._types):
+                self.value(call, "input", slot, tensor)
+        return self._alias_inputs(call, module, args, kwargs) if self._wants_grad_input else None
+
+    def _after(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        call = self.tracker.end(watched)
+        if call is None or not call.followed:
+            return
+        if call.recorded:
+            self._call_row(call, None)
+        if self._wants_grad_input:
+            self._settle_aliases(call)
+        if not (self._wants_output or self._wants_grad_output):
+            return
+        for slot, tensor in leaves(output, self._types):
+            if self._wants_output and call.recorded:
+                self.value(call, "output", slot, tensor)
+            if self._wants_grad_output:
+                self._tap(call, "grad_output", slot, tensor, module)
+
+    def _failed(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+        call = self.tracker.end(watched)
+        if call is not None and call.recorded:
+            self._call_row(call, f"{type(error).__name__}: {error}")
+
+    def abandon_open_calls(self, error: BaseException | None) -> None:
+        """Record the calls that never came to their end (an interrupt goes past all hooks)."""
+        text = "did not end" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
+        for call in self.tracker.abandon():
+            if call.recorded:
+                self._call_row(call, text)
+
+    def _call_row(self, call: LiveCall, error: str | None) -> None:
+        now = self.tracker.now_ns()
+        parent = call.parent
+        watched = call.watched
+        self._add_call(
+            (
+                call.seq, call.step, watched.model, watched.path, watched.type, call.number, call.phase, 0, call.depth,
+                None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
+                call.thread, call.start_ns, None if error else now - call.start_ns, error,
+            )
+        )  # fmt: skip
+        if self._listener is not None:
+            self._listener("raised" if error else "end", call, "", "", error)
+
+    def _add_call(self, row: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._calls.append(row)
+            self.calls_recorded += 1
+            if len(self._calls) >= _BLOCK_ROWS:
+                self._flush_calls()
+
+    # --- values ----------------------------------------------------------------------------------------------------
+    def value(self, call: LiveCall, kind: str, slot: str, tensor: Any, *, row_of: LiveCall | None = None) -> None:
+        """Record one tensor of a call; ``row_of`` is the forward call that a backward value belongs to."""
+        watched = call.watched
+        backward = row_of is not None
+        seq = self.tracker.next_seq()
+        self._add_value(
+            watched, (
+                seq, call.backward_seq if backward else call.seq, call.step, watched.model, watched.path, kind, slot,
+                call.number, "backward" if backward else call.phase, call.pass_number if backward else 0,
+            ), tensor,
+        )  # fmt: skip
+        if self._listener is not None:
+            self._listener("backward" if backward else "value", call, kind, slot, tensor)
+
+    def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
+        """Record a parameter, its gradient or its update; belongs to no call."""
+        place = (self.tracker.next_seq(), None, step, watched.model, watched.path, kind, name, None, None, None)
+        self._add_value(watched, place, tensor)
+
+    def missing_gradient(self, call: LiveCall, kind: str, slot: str, note: str) -> None:
+        """Record that a gradient never came: None, which is not zero."""
+        watched = call.watched
+        with self._lock:
+            row = self._next_row()
+            self._block.rows.append((
+                row, self.tracker.next_seq(), call.backward_seq, call.step, watched.model, watched.path, kind, slot,
+                call.number, "backward", call.pass_number, None, "none", None, None, note,
+            ))  # fmt: skip
+            self.values_recorded += 1
+
+    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any) -> None:
+        backend = self.backend
+        shape, dtype, device = backend.summary(tensor)
+        key = None
+        if watched.keep:
+            kept = backend.keep(tensor)
+            key = str(place[0])
+            self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept)
+        with self._lock:
+            row = self._next_row()
+            note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
+            self._block.rows.append((row, *place, shape, dtype, device, key, note))
+            self.values_recorded += 1
+
+    def _next_row(self) -> int:
+        if self._block.used >= self._block.capacity:
+            self._flush_values()
+        row = self._block.used
+        self._block.used += 1
+        return row
+
+    # --- backward --------------------------------------------------------------------------------------------------
+    def _tap(self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any) -> Detachable | None:
+        tap = self.backend.tap(tensor, partial(self._guarded, self._gradient, call, kind, slot), module, self)
+        watched = call.watched
+        if isinstance(tap, str):
+            watched.no_gradient[tap] += 1
+            return None
+        if call.pending is None:
+            call.pending = {}
+        call.pending[kind, slot] = -1  # the backward pass that brought it last
+        if self.backend.is_leaf(tensor):  # its hooks outlive the graph: only the newest one stays, until the session ends
+            old = self._leaf_taps.pop(key := (id(tensor), id(watched), slot), None)
+            if old is not None:
+                old.remove()
+            self._leaf_taps[key] = tap
+        return tap
+
+    def _gradient(self, call: LiveCall, kind: str, slot: str, gradient: Any) -> None:
+        # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
+        target = call.forward if call.forward is not None else call
+        token = self.backend.backward_token()
+        if target.token != token:
+            self._begin_backward(target, token)
+        target.watched.gradient_count += 1
+        pending = call.pending
+        pending[kind, slot] = token
+        if len(pending) > 1:
+            self._passes[token].append(call)
+        self.value(target, kind, slot, gradient, row_of=target)
+
+    def _begin_backward(self, call: LiveCall, token: int) -> None:
+        call.token = token
+        call.pass_number += 1
+        call.backward_seq = self.tracker.next_seq()
+        if token not in self._passes:
+            self._passes[token] = []
+            if not self.backend.at_backward_end(partial(self._guarded, self._end_backward, token)):
+                self._passes = {token: []}
+        parent = call.parent
+        while parent is not None and parent.token != token:
+            parent = parent.parent
+        call.backward_depth = 0 if parent is None else parent.backward_depth + 1
+        watched = call.watched
+        self._add_call(
+            (
+                call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
+                call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
+                threading.get_ident(), self.tracker.now_ns(), None, None,
+            )
+        )  # fmt: skip
+
+    def _end_backward(self, token: int) -> None:
+        """Tell the gradients that did not come from those that are zero."""
+        seen: set[int] = set()
+        for call in self._passes.pop(token, ()):
+            if id(call) in seen:
+                continue
+            seen.add(id(call))
+            target = call.forward if call.forward is not None else call
+            for (kind, slot), last in call.pending.items():
+                if last != token:
+                    self.missing_gradient(target, kind, slot, "no gradient: not used by what was differentiated")
+
+    def _alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give the module aliases of its inputs, so that the gradient seen is the one through this module."""
+        backend = self.backend
+        names = call.watched.input_names
+        aliases: dict[str, Any] = {}
+        call.pending = {}
+        settle: list[tuple[Any, int | None, Any, Any]] = []
+        for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
+            if not backend.wants_gradient(tensor):
+                continue
+            alias = backend.alias(tensor)
+            inner = self._tap(call, "grad_input", slot, alias, None)
+            # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
+            outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
+            aliases[slot] = alias
+            settle.append((tensor, backend.version(tensor), inner, outer))
+        if not aliases:
+            call.watched.no_gradient["no input requires a gradient"] += 1
+            return None
+        call.settle = settle
+        return replace_arguments(names, args, kwargs, aliases)
+
+    def _settle_aliases(self, call: LiveCall) -> None:
+        for tensor, version, inner, outer in call.settle or ():
+            unwanted = outer if version is None or self.backend.version(tensor) == version else inner
+            if unwanted is not None:
+                unwanted.remove()
+        call.settle = None
+
+    # --- handing over ----------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Hand all rows gathered so far to the sink."""
+        with self._lock:
+            self._flush_calls()
+            self._flush_values()
+
+    def _flush_calls(self) -> None:
+        if self._calls:
+            rows, self._calls = self._calls, []
+            self.sink.write_calls(calls_batch(rows))
+
+    def _flush_values(self) -> None:
+        if self._block.rows:
+            block, self._block = self._block, self._new_block()
+            self.sink.write_values(block.batch())
+
+    def close(self) -> None:
+        """Take everything off and hand over what is left."""
+        self.closed = True
+        self.detach()
+        for tap in self._leaf_taps.values():
+            tap.remove()
+        self._leaf_taps.clear()
+        self.flush()

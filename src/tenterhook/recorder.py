@@ -1,0 +1,380 @@
+"""Recording sessions: ``th.record(model)``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Self
+
+from tenterhook.address import Kind
+from tenterhook.backends import Backend, Detachable, find_backend
+from tenterhook.capture import Capture, CaptureOptions
+from tenterhook.errors import TenterhookError
+from tenterhook.inventory import model_manifest, modules_table, watch_model
+from tenterhook.parameters import ParameterWatch
+from tenterhook.recording.environment import now, start_manifest
+from tenterhook.recording.manifest import Cost, Manifest
+from tenterhook.recording.memory import MemorySink
+from tenterhook.recording.recording import Recording
+from tenterhook.recording.writer import DiskSink
+from tenterhook.select import Selection, describe, resolve
+from tenterhook.tracker import Watched
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tenterhook.recording.call import Call, ModuleView
+    from tenterhook.recording.coverage import Coverage
+
+__all__ = ["KINDS", "Recorder", "capture_options", "check_kinds", "record"]
+
+KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind)
+"""Everything that can be recorded."""
+
+_PARAMETER_KINDS = frozenset({"param", "param_grad", "update"})
+
+
+def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[str]:
+    """Return the kinds to record; by default output and grad_output, with tensors kept the input too.
+
+    Raises:
+        TenterhookError: a kind that does not exist.
+    """
+    if kinds is None:
+        return frozenset({"output", "grad_output", "input"} if tensors else {"output", "grad_output"})
+    wanted = frozenset([kinds] if isinstance(kinds, str) else [str(getattr(kind, "value", kind)) for kind in kinds])
+    unknown = sorted(wanted - set(KINDS))
+    if unknown:
+        raise TenterhookError(f"no kind {unknown[0]!r} can be recorded\n  the kinds are {', '.join(KINDS)}")
+    return wanted
+
+
+def capture_options(
+    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool
+) -> CaptureOptions:
+    """Check what the user asked for and put it into the engine's terms.
+
+    Raises:
+        TenterhookError: an option has a value that it cannot have.
+    """
+    if stats not in ("basic", None):
+        raise TenterhookError(f"stats={stats!r} is not known\n  use 'basic' or None")
+    if on_error not in ("warn", "raise"):
+        raise TenterhookError(f"on_error={on_error!r} is not known\n  use 'warn' or 'raise'")
+    return CaptureOptions(
+        kinds=kinds,
+        statistics=stats is not None,
+        sketch=sketch,
+        recompute=recompute,
+        on_error=on_error,
+        to_numpy=to_disk,
+    )
+
+
+class Recorder:
+    """A recording in the making; made by :func:`tenterhook.record`, used in a ``with`` statement.
+
+    Everything that a finished recording answers can be asked at any time, during the session and after it:
+    ``rec["features.11"].output``, ``rec.order()``, ``rec.table("values")``, ``rec.query("select ...")``, ``rec.coverage``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        select: Selection,
+        *,
+        backend: Backend,
+        options: CaptureOptions,
+        tensors: Selection | bool,
+        sink: MemorySink | DiskSink,
+        manifest: Manifest,
+        sampling: Sampling,
+        fused: str,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._sink = sink
+        self._manifest = manifest
+        self._sampling = sampling
+        self._fused = fused
+        self._capture = Capture(backend, sink, options, self._step_ended)
+        self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
+        self._capture.watched = self._watched
+        self._parameters = ParameterWatch(self._capture, model, self._watched) if options.kinds & _PARAMETER_KINDS else None
+        self._stack = contextlib.ExitStack()
+        self._state: Literal["new", "running", "closed"] = "new"
+        self._paused = False
+        self._told: list[str] = []
+        self._began_ns = 0
+        self._recording: Recording | None = None
+        if isinstance(sink, MemorySink):
+            sink.before_read = self._hand_over
+
+    # --- the session -----------------------------------------------------------------------------------------------
+    def start(self) -> Self:
+        """Put the hooks on. ``with`` does this."""
+        if self._state != "new":
+            raise TenterhookError(f"this recording is {self._state} already\n  call th.record() again for another one")
+        self._state = "running"
+        self._began_ns = time.perf_counter_ns()
+        try:
+            if self._fused != "keep":
+                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model)))
+            self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
+            self._stack.callback(self._capture.detach)
+            self._settle_hooks()
+        except BaseException:
+            self._stack.close()
+            self._state = "closed"
+            raise
+        return self
+
+    def _on(self, attachment: Detachable) -> None:
+        self._stack.callback(attachment.remove)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take all hooks off and finish the recording. A second call does nothing."""
+        if self._state != "running":
+            return
+        self._state = "closed"
+        try:
+            self._capture.abandon_open_calls(error)
+            if self._parameters is not None:
+                self._parameters.close()
+            self._capture.close()
+        finally:
+            self._stack.close()
+            self._sink.close(self._finished_manifest(), self._modules())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(error)
+
+    # --- steps and sampling ----------------------------------------------------------------------------------------
+    def step(self) -> None:
+        """Say that a step has ended. From the first call on, nothing else ends a step in this session."""
+        self._capture.tracker.user_stepped()
+
+    def pause(self) -> None:
+        """Take the hooks off until :meth:`resume`; steps go on being counted."""
+        self._paused = True
+        self._settle_hooks()
+
+    def resume(self) -> None:
+        """Put the hooks on again after :meth:`pause`."""
+        self._paused = False
+        self._settle_hooks()
+
+    def _step_ended(self, step: int) -> None:
+        if self._parameters is not None:
+            self._parameters.step_ended(step)
+        self._manifest.steps = step + 1
+        self._settle_hooks()
+
+    def _settle_hooks(self) -> None:
+        if self._state != "running":
+            return
+        if self._paused or not self._sampling.wants(self._capture.tracker.step):
+            self._capture.active = False
+            follow_root = not self._paused and self._capture.tracker.needs_root
+            self._capture.detach(but=self._watched[0] if follow_root else None)
+            if self._parameters is not None:
+                self._parameters.pause()
+        else:
+            self._resume_hooks()
+
+    def _resume_hooks(self) -> None:
+        self._capture.active = True
+        for watched in self._watched:
+            if watched.wanted or watched.is_root:
+                self._capture.attach(watched)
+        if self._parameters is not None:
+            self._parameters.step_begins()
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+    def _hand_over(self) -> None:
+        if self._state == "running":
+            self._capture.flush()
+            if isinstance(self._sink, MemorySink):
+                self._sink.write_modules(self._modules())
+
+    def _modules(self) -> pa.Table:
+        return modules_table(self._backend, self._model, self._watched, self._capture)
+
+    def _finished_manifest(self) -> Manifest:
+        manifest = self._manifest
+        manifest.ended = now()
+        manifest.models = [model_manifest(self._model, type(self._model).__name__, self._watched)]
+        manifest.cost = Cost(
+            hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - self._began_ns) / 1e9
+        )
+        manifest.steps = self._capture.tracker.steps_seen
+        manifest.partial = manifest.partial or self._capture.failure
+        return manifest
+
+    @property
+    def recording(self) -> Recording:
+        """The recording as it stands. One that is written to disk can be read here once it is closed."""
+        if self._recording is None:
+            if isinstance(self._sink, MemorySink):
+                self._recording = Recording(self._sink)
+            elif self._state == "closed":
+                self._recording = Recording.open(self._sink.path)
+            else:
+                self._sink.flush()
+                return Recording.open(self._sink.path)
+        return self._recording
+
+    @property
+    def told(self) -> list[str]:
+        """What was changed for the session's time so that hooks see everything, as sentences."""
+        return list(self._told)
+
+    def __getitem__(self, path: str) -> ModuleView:
+        """Return what was recorded of one module: ``.output``, ``.grad_output``, ``.input``, ``.grad_input``, ``.calls``.
+
+        Raises:
+            NotRecordedError: no such module was recorded; the nearest names are listed.
+        """
+        return self.recording[path]
+
+    def order(self) -> list[Call]:
+        """Return all calls in execution order, forward and backward."""
+        return self.recording.order()
+
+    def table(self, name: str) -> pa.Table:
+        """Return the table ``calls``, ``values`` or ``modules``."""
+        return self.recording.table(name)
+
+    def query(self, sql: str) -> pa.Table:
+        """Answer a SELECT over the tables ``calls``, ``values`` and ``modules``."""
+        return self.recording.query(sql)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was asked for, what of it was seen, and why the rest was not."""
+        return self.recording.coverage
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Recording:
+        """Write what has been recorded to ``path`` (``NAME.thk``).
+
+        Raises:
+            TargetError: the place exists already, or cannot be written.
+        """
+        return self.recording.save(path, overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
+        return f"<Recorder of {type(self._model).__name__}, {self._state}: {seen}>"
+
+
+class Sampling:
+    """Which steps are recorded.
+
+    Args:
+        every: every n-th step.
+        steps: these steps only: numbers, a range or a slice-like text ``"0:100:10,500"``.
+    """
+
+    def __init__(self, every: int = 1, steps: Iterable[int] | str | None = None) -> None:
+        if every < 1:
+            raise TenterhookError(f"every={every} records nothing\n  use 1 for each step, 10 for every tenth")
+        self._every = every
+        self._steps = None if steps is None else self._parse(steps)
+
+    def wants(self, step: int) -> bool:
+        if self._steps is not None and not any(step in part for part in self._steps):
+            return False
+        return step % self._every == 0
+
+    @staticmethod
+    def _parse(steps: Iterable[int] | str) -> list[Collection[int]]:
+        if isinstance(steps, range):
+            return [steps]
+        if not isinstance(steps, str):
+            return [frozenset(int(step) for step in steps)]
+        parts: list[Collection[int]] = []
+        for item in steps.split(","):
+            try:
+                numbers = [int(number) if number.strip() else None for number in item.split(":")]
+                if len(numbers) == 1 and numbers[0] is not None:
+                    parts.append(range(numbers[0], numbers[0] + 1))
+                    continue
+                start, stop, stride = (*numbers, None, None)[:3]
+                parts.append(range(start or 0, 2**62 if stop is None else stop, stride or 1))
+            except ValueError:
+                raise TenterhookError(f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500") from None
+        return parts
+
+
+def record(
+    model: Any,
+    select: Selection = None,
+    *,
+    kinds: Collection[str] | None = None,
+    to: str | os.PathLike[str] | None = None,
+    stats: str | None = "basic",
+    sketch: bool = True,
+    tensors: Selection | bool = False,
+    every: int = 1,
+    steps: Iterable[int] | str | None = None,
+    budget: int | None = None,
+    overwrite: bool = False,
+    recompute: bool = False,
+    fused: Literal["open", "keep"] = "open",
+    on_error: Literal["warn", "raise"] = "warn",
+    note: str | None = None,
+) -> Recorder:
+    """Record what runs inside ``model``: which module ran when, forward and backward, and what flowed through.
+
+    Use it in a ``with`` statement around your own calls; nothing of them changes, and outputs, gradients, buffers and the
+    random state are bit for bit those of an unrecorded run. Memory grows with the rows recorded (about 150 bytes a value,
+    400 with its sketch); for whole runs give ``to=``.
+
+    Args:
+        model: a torch ``Module`` or MindSpore ``Cell``.
+        select: which modules (see :mod:`tenterhook.select`); all by default.
+        kinds: of ``input``, ``output``, ``grad_input``, ``grad_output``, ``param``, ``param_grad``, ``update``; by default
+            output and grad_output, with ``tensors`` input too.
+        to: directory ``NAME.thk`` to write to; in memory by default.
+        stats: ``"basic"`` or None.
+        sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
+        tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        every: record every n-th step.
+        steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
+        budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
+        overwrite: whether a recording at ``to`` may be replaced.
+        recompute: whether the recomputation of checkpointed modules gets rows of its own.
+        fused: ``"keep"`` leaves fused fast paths as they are, and what runs in them unseen.
+        on_error: what a fault of ours does: stop the recording and warn, or raise.
+        note: words of your own to keep with the recording.
+
+    Raises:
+        HookError: ``model`` is no module.
+        UnsupportedError: it cannot be hooked (a script module).
+        SelectionError: ``select`` or ``tensors`` matches nothing.
+        TargetError: ``to`` exists already or cannot be written.
+    """
+    backend = find_backend(model)
+    backend.check(model)
+    keeps = tensors is not False and tensors is not None
+    wanted = check_kinds(kinds, tensors=keeps)
+    options = capture_options(wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None)
+    sampling = Sampling(every, steps)
+    entries = backend.entries(model)
+    resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
+    manifest = start_manifest(
+        **backend.environment(), select=", ".join(describe(select)), kinds=sorted(wanted), note=note,
+        tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),
+    )  # fmt: skip
+    sink = MemorySink(manifest) if to is None else DiskSink(Path(to), manifest, overwrite=overwrite, budget=budget)
+    return Recorder(
+        model, select, backend=backend, options=options, tensors=tensors, sink=sink, manifest=manifest, sampling=sampling, fused=fused
+    )
