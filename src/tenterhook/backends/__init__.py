@@ -60,6 +60,7 @@ class Backend(Protocol):
 
     name: str
     tensor_types: tuple[type, ...]
+    tells_backward_end: bool
 
     # --- the model -------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
@@ -151,6 +152,10 @@ class Backend(Protocol):
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether a gradient is being tracked for this tensor now."""
+        ...
+
+    def in_checkpoint(self) -> bool:
+        """Whether this forward runs in a checkpointed region, so that it will run again in the backward pass."""
         ...
 
     def in_backward(self) -> bool:

@@ -120,6 +120,7 @@ class TorchBackend:
 
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
+    tells_backward_end = True
 
     def is_model(self, value: object) -> bool:
         return isinstance(value, (nn.Module, torch.jit.ScriptFunction))
@@ -217,6 +218,9 @@ class TorchBackend:
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
+
+    def in_checkpoint(self) -> bool:
+        return models.in_checkpoint()
 
     def in_backward(self) -> bool:
         return _current_graph_task() != -1
