@@ -1,23 +1,34 @@
-"""Statistics and sketches of arrays."""
+"""Statistics, sketches and digests of arrays and of raw memory; knows no framework."""
 
 from __future__ import annotations
 
-__all__ = ["SKETCH_SIZE", "STATISTICS"]
-
-STATISTICS = (
-    "numel",
-    "min",
-    "max",
-    "mean",
-    "std",
-    "rms",
-    "absmax",
-    "nan_count",
-    "posinf_count",
-    "neginf_count",
-    "zero_count",
+from tenterhook.stats.layout import (
+    DTYPE_CODES,
+    GROUP_DIGEST,
+    GROUP_SKETCH,
+    GROUP_STATISTICS,
+    SKETCH_SIZE,
+    STATISTICS,
 )
-"""The basic statistics, in the order of their columns."""
+from tenterhook.stats.merging import merge, merge_statistics
+from tenterhook.stats.rows import KERNEL, KERNELS, RowBuffer, describe
+from tenterhook.stats.sketch import block_hashes, merge_sketches, projection, relative_distance
 
-SKETCH_SIZE = 64
-"""Number of float32 buckets in a sketch."""
+__all__ = [
+    "DTYPE_CODES",
+    "GROUP_DIGEST",
+    "GROUP_SKETCH",
+    "GROUP_STATISTICS",
+    "KERNEL",
+    "KERNELS",
+    "SKETCH_SIZE",
+    "STATISTICS",
+    "RowBuffer",
+    "block_hashes",
+    "describe",
+    "merge",
+    "merge_sketches",
+    "merge_statistics",
+    "projection",
+    "relative_distance",
+]

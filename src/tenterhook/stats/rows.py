@@ -1,0 +1,155 @@
+"""The row buffer: preallocated columns into which tensors are measured, one row each."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from tenterhook.stats.layout import DTYPE_CODES, SKETCH_SIZE, STATISTICS
+from tenterhook.stats.merging import as_description
+from tenterhook.stats.twin import TwinRows
+
+try:
+    from tenterhook.stats import _kernel
+except ImportError:  # built without a compiler: the NumPy twin gives the same results
+    _kernel = None
+
+__all__ = ["KERNEL", "KERNELS", "RowBuffer", "describe"]
+
+KERNELS: tuple[str, ...] = (*(_kernel.variants() if _kernel else ()), "numpy")
+"""The kernels that this machine can run, the fastest first."""
+
+KERNEL: str = KERNELS[0]
+"""The kernel in use: ``"native avx512"``, ``"native avx2"``, ``"native"`` or ``"numpy"``."""
+
+
+class _MeasureFlat(Protocol):
+    def __call__(self, row: int, address: int, dtype_code: int, numel: int, offset: int = 0, /) -> bool: ...
+
+
+class _Measure(Protocol):
+    def __call__(
+        self,
+        row: int,
+        address: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+        /,
+    ) -> bool: ...
+
+
+class RowBuffer:
+    """Columns for the statistics, sketches and digests of a fixed number of tensors.
+
+    Measuring writes straight into the columns and allocates nothing. Null is NaN: min, max, mean, std, rms and absmax are over
+    the finite values, so NaN cannot be one of them; it stands where there are none. Counts are whole numbers in float64, exact
+    to 2**53. Two threads may measure into different rows at the same time; the GIL is released for tensors over 32 KiB.
+
+    Args:
+        capacity: number of rows.
+        sketch: whether to take sketches.
+        digest: whether to take digests.
+        kernel: one of ``KERNELS``; the fastest by default.
+
+    Attributes:
+        capacity: number of rows.
+        kernel: the kernel in use.
+        statistics: float64 (capacity, 11), columns as in ``STATISTICS``.
+        sketches: float32 (capacity, 64).
+        digests: uint64 (capacity,).
+        valid: uint8 (capacity,): which groups of the row are filled, ``GROUP_STATISTICS | GROUP_SKETCH | GROUP_DIGEST``; 0 for
+            a row that was never measured or whose dtype is not supported.
+        measure_flat: ``measure_flat(row, address, dtype_code, numel, offset=0) -> bool`` measures ``numel`` contiguous
+            elements at ``address``: the cheapest call, positional arguments only. ``dtype_code`` is from ``DTYPE_CODES``;
+            False for a code that is none.
+        measure: ``measure(row, address, dtype, shape, strides, offset=0) -> bool`` measures strided memory, ``strides`` in
+            elements (0 and negative ones too), ``address`` that of the first element in logical order; positional arguments
+            only. False, and ``valid[row] = 0``, where the dtype is not supported.
+
+    ``offset`` is the flat index of the first element, for a contiguous shard of a larger flat tensor; only the sketch looks at
+    it. The memory must hold the elements and stay alive during the call.
+
+    Raises:
+        ValueError: the kernel is not one of ``KERNELS``.
+    """
+
+    measure_flat: _MeasureFlat
+    measure: _Measure
+
+    def __init__(self, capacity: int, *, sketch: bool = True, digest: bool = True, kernel: str | None = None) -> None:
+        self.capacity = capacity
+        self.kernel = KERNEL if kernel is None else kernel
+        self.statistics = np.full((capacity, len(STATISTICS)), np.nan)
+        self.sketches = np.zeros((capacity, SKETCH_SIZE), np.float32)
+        self.digests = np.zeros(capacity, np.uint64)
+        self.valid = np.zeros(capacity, np.uint8)
+        if self.kernel not in KERNELS:
+            raise ValueError(f"no kernel {self.kernel!r} here; choose one of {', '.join(map(repr, KERNELS))}")
+        sketches, digests = self.sketches if sketch else None, self.digests if digest else None
+        if _kernel is None or self.kernel == "numpy":
+            rows = TwinRows(self.statistics, sketches, digests, self.valid)
+        else:
+            rows = _kernel.Rows(
+                self.kernel,
+                capacity,
+                _address(self.statistics),
+                0 if sketches is None else _address(sketches),
+                0 if digests is None else _address(digests),
+                _address(self.valid),
+                DTYPE_CODES,
+                (self.statistics, self.sketches, self.digests, self.valid),
+            )
+        self.measure_flat = rows.measure_flat
+        self.measure = rows.measure
+
+    def measure_array(self, row: int, array: np.ndarray, offset: int = 0) -> bool:
+        """Measure an array of any shape and strides, also of ml_dtypes' bfloat16 and float8.
+
+        Args:
+            row: where to write, 0 to capacity - 1.
+            array: any shape; copied only where its byte order is foreign or its strides are no multiple of its items.
+            offset: flat index of the first element, for the sketch of a shard.
+
+        Returns:
+            False where the dtype is not supported.
+
+        Raises:
+            IndexError: the row is outside the buffer.
+        """
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        size = array.dtype.itemsize
+        if size and any(stride % size for stride in array.strides):
+            array = array.copy()
+        strides = tuple(stride // size for stride in array.strides) if size else array.strides
+        return self.measure(row, _address(array), array.dtype.name, array.shape, strides, offset)
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def describe(array: np.ndarray, offset: int = 0) -> dict[str, object]:
+    """Describe an array: its statistics by name, its sketch and its digest.
+
+    Args:
+        array: any shape; any of the dtypes in ``DTYPE_CODES``.
+        offset: flat index of the first element, for the sketch of a contiguous shard of a larger tensor.
+
+    Returns:
+        The names in ``STATISTICS`` (counts as int, the others float or None where null), ``"sketch"`` (float32 (64,)) and
+        ``"digest"`` (int).
+
+    Raises:
+        TypeError: the dtype is not supported.
+    """
+    buffer = RowBuffer(1)
+    if not buffer.measure_array(0, np.asarray(array), offset):
+        raise TypeError(f"no statistics for dtype {array.dtype.name}; supported are {', '.join(DTYPE_CODES)}")
+    described = as_description(buffer.statistics[0])
+    described["sketch"] = buffer.sketches[0]
+    described["digest"] = int(buffer.digests[0])
+    return described

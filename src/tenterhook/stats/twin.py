@@ -1,0 +1,148 @@
+"""The NumPy twin of the native kernel: the oracle of its tests, and its stand-in where no compiler was."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tenterhook.stats.hashing import digest_bytes
+from tenterhook.stats.layout import (
+    DTYPE_CODES,
+    DTYPES,
+    GROUP_DIGEST,
+    GROUP_SKETCH,
+    GROUP_STATISTICS,
+    STATISTICS,
+)
+from tenterhook.stats.merging import merge_statistics
+from tenterhook.stats.sketch import sketch_flat
+
+__all__ = ["TwinRows", "statistics_of"]
+
+_PART = 1 << 18  # elements at once: bounds the memory of one measurement
+
+
+def statistics_of(values: np.ndarray) -> np.ndarray:
+    """Compute the basic statistics of an array.
+
+    Args:
+        values: any shape, any supported dtype. Complex numbers are measured by their magnitude.
+
+    Returns:
+        float64 (11,), columns as in ``STATISTICS``; min to absmax are NaN where no value is finite.
+    """
+    flat = values.reshape(-1)
+    parts = [_part_statistics(flat[start : start + _PART]) for start in range(0, len(flat), _PART)]
+    return merge_statistics(np.array(parts or [_part_statistics(flat)]))
+
+
+def _part_statistics(part: np.ndarray) -> np.ndarray:
+    row = np.full(len(STATISTICS), np.nan)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        real = np.hypot(part.real.astype(np.float64), part.imag.astype(np.float64)) if _is_complex(part) else part
+        real = real.astype(np.float64)
+    finite = real[np.isfinite(real)]
+    row[0] = len(real)
+    row[7:] = np.isnan(real).sum(), (real == np.inf).sum(), (real == -np.inf).sum(), (real == 0).sum()
+    if not len(finite):
+        return row
+    low, high = finite.min(), finite.max()
+    absmax = max(abs(low), abs(high))
+    # a power of two near the largest magnitude, so that no square over- or underflows
+    scale = 2.0 ** -min(max(math.frexp(absmax)[1], -1000), 1000)
+    finite = finite * scale
+    rough = finite.mean()
+    mean = rough + (finite - rough).mean()
+    std = math.sqrt(np.square(finite - mean).mean())
+    rms = math.hypot(mean, std)
+    row[1:7] = low, high, mean / scale, std / scale, rms / scale, absmax
+    return row
+
+
+def _is_complex(array: np.ndarray) -> bool:
+    return array.dtype.kind == "c"
+
+
+class TwinRows:
+    """Measures arrays into the columns of a row buffer, with the interface of the native kernel's ``Rows``.
+
+    Args:
+        statistics: float64 (capacity, 11).
+        sketches: float32 (capacity, 64), or None for no sketches.
+        digests: uint64 (capacity,), or None for no digests.
+        valid: uint8 (capacity,).
+    """
+
+    def __init__(
+        self, statistics: np.ndarray, sketches: np.ndarray | None, digests: np.ndarray | None, valid: np.ndarray
+    ) -> None:
+        self._statistics = statistics
+        self._sketches = sketches
+        self._digests = digests
+        self._valid = valid
+
+    def measure_flat(self, row: int, address: int, dtype_code: int, numel: int, offset: int = 0) -> bool:
+        """Measure contiguous memory; see ``RowBuffer.measure_flat``."""
+        self._check_row(row)
+        if numel < 0:
+            raise ValueError(f"numel must not be negative, got {numel}")
+        if not 0 <= dtype_code < len(DTYPES):
+            self._valid[row] = 0
+            return False
+        dtype = DTYPES[dtype_code]
+        return self._fill(row, _memory(address, numel * dtype.itemsize).view(dtype), offset)
+
+    def measure(
+        self, row: int, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+    ) -> bool:
+        """Measure strided memory; see ``RowBuffer.measure``."""
+        self._check_row(row)
+        if len(shape) != len(strides):
+            raise ValueError(f"shape has {len(shape)} dimensions, strides {len(strides)}")
+        if any(size < 0 for size in shape):
+            raise ValueError(f"sizes must not be negative, got {tuple(shape)}")
+        if dtype not in DTYPE_CODES:
+            self._valid[row] = 0
+            return False
+        kind = DTYPES[DTYPE_CODES[dtype]]
+        if 0 in shape:
+            return self._fill(row, np.empty(0, kind), offset)
+        kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+        below = sum((size - 1) * stride for size, stride in kept if stride < 0)
+        above = sum((size - 1) * stride for size, stride in kept if stride > 0)
+        view = np.ndarray(
+            tuple(size for size, _ in kept),
+            kind,
+            buffer=_memory(address + below * kind.itemsize, (above - below + 1) * kind.itemsize),
+            offset=-below * kind.itemsize,
+            strides=tuple(stride * kind.itemsize for _, stride in kept),
+        )
+        return self._fill(row, view, offset)
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < len(self._valid):
+            raise IndexError(f"row {row} is outside the buffer, which has {len(self._valid)} rows")
+
+    def _fill(self, row: int, array: np.ndarray, offset: int) -> bool:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        self._statistics[row] = statistics_of(flat)
+        filled = GROUP_STATISTICS
+        if self._sketches is not None:
+            filled |= GROUP_SKETCH
+            real = flat.view(flat.real.dtype) if _is_complex(flat) else flat
+            with np.errstate(over="ignore"):  # a bucket beyond float32 is infinite, as documented
+                self._sketches[row] = sketch_flat(real, offset * (2 if _is_complex(flat) else 1))
+        if self._digests is not None:
+            filled |= GROUP_DIGEST
+            self._digests[row] = digest_bytes(flat.view(np.uint8))
+        self._valid[row] = filled
+        return True
+
+
+def _memory(address: int, size: int) -> np.ndarray:
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
