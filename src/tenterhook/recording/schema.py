@@ -49,7 +49,9 @@ VALUES: pa.Schema = pa.schema(
         pa.field("model", _WORD),
         pa.field("path", _WORD),  # module path; for param kinds the path of the owning module
         pa.field("kind", _WORD),  # input, output, grad_input, grad_output, param, param_grad, update
-        pa.field("slot", _WORD),  # "" for a bare tensor; "[0]", ".hidden_states[3]", '["logits"]'; "x" for inputs; "weight" for parameters
+        pa.field(
+            "slot", _WORD
+        ),  # "" for a bare tensor; "[0]", ".hidden_states[3]", '["logits"]'; "x" for inputs; "weight" for parameters
         pa.field("call", pa.int32()),
         pa.field("phase", _WORD),
         pa.field("pass", pa.int32()),

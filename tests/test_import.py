@@ -1,0 +1,74 @@
+"""What `import tenterhook` brings in, and what it offers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import tenterhook
+
+MODULES = [module.name for module in pkgutil.walk_packages(tenterhook.__path__, "tenterhook.")]
+FOR_MINDSPORE = {"tenterhook.mindspore", "tenterhook.backends.mindspore"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level packages that a fresh interpreter holds after a statement."""
+    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_loads_no_framework() -> None:
+    loaded = loaded_after("import tenterhook")
+    assert "tenterhook" in loaded
+    assert loaded.isdisjoint({"torch", "mindspore"})
+
+
+def test_reading_loads_no_framework() -> None:
+    loaded = loaded_after("import tenterhook.cli, tenterhook.reporters, tenterhook.analysis, tenterhook.recording")
+    assert loaded.isdisjoint({"torch", "mindspore"})
+
+
+def test_import_changes_nothing_in_the_interpreter() -> None:
+    code = """
+import sys, threading, warnings
+def state():
+    return (sys.gettrace(), sys.getprofile(), threading.gettrace(), sys.excepthook, threading.excepthook,
+            tuple(warnings.filters), sys.argv[:], [type(f).__name__ for f in sys.meta_path], threading.active_count())
+import numpy, pyarrow
+before = state()
+import tenterhook
+assert state() == before, (before, state())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    listed = tenterhook.__all__
+    assert listed == sorted(listed)
+    assert all(hasattr(tenterhook, name) for name in listed)
+    modules = {name.split(".")[1] for name in MODULES}
+    public = {name for name in vars(tenterhook) if not name.startswith("_")} - {"annotations"}
+    assert public - modules == {name for name in listed if not name.startswith("_")} - modules
+
+
+def test_every_module_lists_only_names_that_it_has() -> None:
+    for name in set(MODULES) - FOR_MINDSPORE:
+        module = importlib.import_module(name)
+        for listed in getattr(module, "__all__", ()):
+            assert hasattr(module, listed), f"{name}.__all__ lists {listed}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in FOR_MINDSPORE and "__main__" not in name])
+def test_module_imports_on_its_own(name: str) -> None:
+    assert "tenterhook" in loaded_after(f"import {name}")
+
+
+def test_types_are_shipped() -> None:
+    assert importlib.resources.files(tenterhook).joinpath("py.typed").is_file()
