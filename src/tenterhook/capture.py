@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tenterhook.arguments import ParameterNames, argument_leaves, bind_arguments, replace_arguments
 from tenterhook.backends import Backend, Detachable
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import LiveCall, Tracker, Watched
-from tenterhook.values import leaves
+from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, replace_arguments
 
 __all__ = ["Capture", "CaptureOptions", "EventListener"]
 

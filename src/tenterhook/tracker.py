@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tenterhook.arguments import ParameterNames
 from tenterhook.backends import Backend, Detachable
 from tenterhook.select import Entry
+from tenterhook.values import ParameterNames
 
 __all__ = ["LiveCall", "Tracker", "Watched"]
 

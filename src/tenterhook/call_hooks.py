@@ -1,0 +1,239 @@
+"""The four hooks around a module's calls, between the user's callback and the backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tenterhook.backends import Backend, Detachable
+from tenterhook.errors import EditError
+from tenterhook.gathering import CallGradients, Gathering, Gradients
+from tenterhook.handles import HookSite, name_of
+from tenterhook.replacing import check_replacement, replacement_arguments
+from tenterhook.values import ParameterNames, bind_arguments, leaves, replace_arguments
+
+__all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
+
+
+class _CallHook:
+    """What the hooks around a call have in common."""
+
+    def __init__(self, backend: Backend, site: HookSite, *, with_name: bool) -> None:
+        self.backend = backend
+        self.site = site
+        self.first: tuple[Any, ...] = (site.path,) if with_name else ()
+
+    @property
+    def where(self) -> str:
+        return f"{self.site.kind} of {self.site.path or '(root)'} ({name_of(self.site.fn)})"
+
+    def count(self) -> None:
+        if self.backend.in_backward():
+            self.site.recomputed += 1
+        else:
+            self.site.fired += 1
+
+    def edited(self) -> None:
+        """A value was replaced: under checkpointing the same must happen again when the region is recomputed."""
+        if self.backend.in_backward():
+            self.site.repeated()
+        elif self.backend.in_checkpoint():
+            self.site.lingering += 1
+
+
+class ForwardPreHook(_CallHook):
+    """``fn(module, args)`` before a call."""
+
+    def __init__(self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, allow: frozenset[str]) -> None:
+        super().__init__(backend, site, with_name=with_name)
+        self.with_kwargs = with_kwargs
+        self.allow = allow
+
+    def attach(self, module: Any, *, first: bool) -> Detachable:
+        return self.backend.attach(module, self._before, None, first=first)
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.site.applies(self.backend):
+            return None
+        self.count()
+        returned = self.site.fn(*self.first, module, args, kwargs) if self.with_kwargs else self.site.fn(*self.first, module, args)
+        if returned is None:
+            return None
+        self.edited()
+        new = replacement_arguments(
+            args, kwargs, returned, self.where, with_kwargs=self.with_kwargs, is_tensor=self.backend.tensor_types
+        )
+        check_replacement(self.backend, (args, kwargs), new, self.where, self.allow)
+        return new
+
+
+class ForwardHook(_CallHook):
+    """``fn(module, args, output)`` after a call."""
+
+    def __init__(
+        self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, always_call: bool, allow: frozenset[str]
+    ) -> None:
+        super().__init__(backend, site, with_name=with_name)
+        self.with_kwargs = with_kwargs
+        self.always_call = always_call
+        self.allow = allow
+
+    def attach(self, module: Any, *, first: bool) -> Detachable:
+        return self.backend.attach(module, None, self._after, self._failed if self.always_call else None, first=first)
+
+    def _call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if self.with_kwargs:
+            return self.site.fn(*self.first, module, args, kwargs, output)
+        return self.site.fn(*self.first, module, args, output)
+
+    def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not self.site.applies(self.backend):
+            return None
+        self.count()
+        new = self._call(module, args, kwargs, output)
+        if new is None:
+            return None
+        self.edited()
+        check_replacement(self.backend, output, new, self.where, self.allow)
+        return new
+
+    def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+        if self.site.live:
+            self.count()
+            self._call(module, args, kwargs, None)
+
+
+class BackwardHook(_CallHook):
+    """``fn(module, grad_output)`` or ``fn(module, grad_input, grad_output)`` in the backward pass of a call."""
+
+    def __init__(self, backend: Backend, site: HookSite, gathering: Gathering, *, with_name: bool) -> None:
+        super().__init__(backend, site, with_name=with_name)
+        self.gathering = gathering
+        self.wants_input = site.kind == "backward"
+        self._names: ParameterNames | None = None
+        self._running: dict[int, list[_Running]] = {}  # thread -> calls that have begun and not ended
+
+    def attach(self, module: Any, *, first: bool) -> Detachable:
+        self._names = ParameterNames.of(self.backend.forward_function(module))
+        return self.backend.attach(module, self._before, self._after, self._failed, first=first)
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.gathering.forward_begins()
+        if not self.site.live:
+            return None
+        fire = partial(self._fire_input if self.wants_input else self._fire_output, module)
+        running = _Running(CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where))
+        self._running.setdefault(threading.get_ident(), []).append(running)
+        if not self.wants_input:
+            return None
+        bound = bind_arguments(self._names, args, kwargs)
+        entries = _entries(bound.items(), self.backend.tensor_types)
+        aliases: dict[str, Any] = {}
+        expected: list[bool] = []
+        for slot, tensor in entries:
+            comes = tensor is not None and self.backend.wants_gradient(tensor)
+            expected.append(comes)
+            if comes:
+                aliases[slot] = self._alias(running, slot, tensor)
+        running.gradients.expect("input", [slot for slot, _ in entries], expected)
+        return replace_arguments(self._names, args, kwargs, aliases) if aliases else None
+
+    def _alias(self, running: _Running, slot: str, tensor: Any) -> Any:
+        backend = self.backend
+        alias = backend.alias(tensor)
+        arrived = partial(self._arrived, running.gradients, "input", slot)
+        inner = backend.tap(alias, arrived, None, self.site)
+        # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
+        outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, None, self.site)
+        running.aliases.append((tensor, backend.version(tensor), inner, outer))
+        return alias
+
+    def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        running = self._take()
+        if running is None or not self.site.live:
+            return
+        running.settle(self.backend)
+        gradients = running.gradients
+        gradients.ended = self.gathering.tick()
+        entries = _entries(_top_level(output), self.backend.tensor_types)
+        expected: list[bool] = []
+        for slot, tensor in entries:
+            tap = "no tensor"
+            if tensor is not None:
+                tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
+                if isinstance(tap, str):
+                    self.site.reason = f"no gradient: {tap}"
+            expected.append(not isinstance(tap, str))
+        gradients.expect("output", [slot for slot, _ in entries], expected)
+
+    def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+        self._take()
+
+    def _take(self) -> _Running | None:
+        running = self._running.get(threading.get_ident())
+        return running.pop() if running else None
+
+    def _arrived(self, gradients: CallGradients, side: str, slot: str, gradient: Any) -> Any:
+        return gradients.arrived(side, slot, gradient) if self.site.live else None
+
+    def _fire_output(self, module: Any, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
+        if not self.site.live:
+            return None
+        self.site.fired += 1
+        return self._replacements(grad_output, self.site.fn(*self.first, module, grad_output))
+
+    def _fire_input(self, module: Any, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
+        if not self.site.live:
+            return None
+        self.site.fired += 1
+        return self._replacements(grad_input, self.site.fn(*self.first, module, grad_input, grad_output))
+
+    def _replacements(self, old: Gradients, returned: Any) -> Sequence[Any] | None:
+        if returned is None:
+            return None
+        new = (returned,) if isinstance(returned, self.backend.tensor_types) else returned
+        if not isinstance(new, (tuple, list)) or len(new) != len(old):
+            got = f"{len(new)} entries" if isinstance(new, (tuple, list)) else type(returned).__name__
+            raise EditError(f"{self.where}: returned {got}, expected {len(old)} gradient(s)\n  return a tuple with an entry for each, or None")
+        for slot, before, after in zip(old.slots, old, new, strict=True):
+            if after is None:
+                continue
+            if before is None:
+                raise EditError(f"{self.where}: returned a gradient for {slot or 'an output'} to which none came\n  return None there")
+            check_replacement(self.backend, before, after, f"{self.where} {slot}".rstrip())
+        return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+class _Running:
+    """A call under a backward hook, while its module runs."""
+
+    __slots__ = ("aliases", "gradients")
+
+    def __init__(self, gradients: CallGradients) -> None:
+        self.gradients = gradients
+        self.aliases: list[tuple[Any, int | None, Any, Any]] = []
+
+    def settle(self, backend: Backend) -> None:
+        for tensor, version, inner, outer in self.aliases:
+            unwanted = outer if version is None or backend.version(tensor) == version else inner
+            if unwanted is not None and not isinstance(unwanted, str):
+                unwanted.remove()
+        self.aliases.clear()
+
+
+def _top_level(output: Any) -> list[tuple[str, Any]]:
+    """Split a plain tuple or list, so that its parts that are no tensors keep their places."""
+    if type(output) in (tuple, list):
+        return [(f"[{index}]", part) for index, part in enumerate(output)]
+    return [("", output)]
+
+
+def _entries(parts: Any, types: tuple[type, ...]) -> list[tuple[str, Any]]:
+    """List (slot, tensor), with (slot, None) for a part without a tensor in it."""
+    entries: list[tuple[str, Any]] = []
+    for name, part in parts:
+        found = leaves(part, types)
+        entries.extend([(name + slot, tensor) for slot, tensor in found] or [(name, None)])
+    return entries

@@ -1,0 +1,303 @@
+"""Hooks on a selection of modules, put on together and taken off together: ``th.hooks(model)``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from tenterhook.backends import Backend, find_backend
+from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
+from tenterhook.errors import HookError, SelectionError
+from tenterhook.gathering import Gathering
+from tenterhook.handles import Handle, HookSite, check_signature, name_of
+from tenterhook.replacing import ALLOWANCES, check_replacement
+from tenterhook.select import Entry, Selection, resolve
+
+__all__ = ["HookSet", "hooks", "note_error"]
+
+
+def note_error(error: BaseException, text: str) -> None:
+    """Add a line to an exception's message, where Python can (3.11 on)."""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+
+
+class HookSet:
+    """Hooks on one model; see :func:`tenterhook.hooks`."""
+
+    def __init__(self, model: Any) -> None:
+        self._backend: Backend = find_backend(model)
+        self._backend.check(model)
+        self._entries = self._backend.entries(model)
+        self._model_name = type(model).__name__
+        self._blind = self._backend.blind_spots(model)
+        self._parameters = self._backend.parameters(model)
+        self._gathering = Gathering(self._backend)
+        self._handles: list[Handle] = []
+        self._closed = False
+        self._stack = self._backend.seeing_everything(model)
+        self._told = list(self._stack.__enter__())
+
+    # --- registration ----------------------------------------------------------------------------------------------
+    def forward_pre(
+        self,
+        select: Selection,
+        fn: Callable[..., Any],
+        *,
+        with_kwargs: bool = False,
+        with_name: bool = False,
+        prepend: bool = False,
+        allow: str | Collection[str] = (),
+    ) -> Handle:
+        """Call ``fn(module, args)`` before each call of the selected modules.
+
+        Args:
+            select: which modules (see :mod:`tenterhook.select`).
+            fn: returns None, or the new positional arguments as a tuple (a bare tensor stands for a single one).
+            with_kwargs: call ``fn(module, args, kwargs)``, which returns None or ``(args, kwargs)``.
+            with_name: the module's path comes first: ``fn(name, module, args)``.
+            prepend: run before the hooks that are on already.
+            allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``.
+
+        Raises:
+            SelectionError: nothing matches, or a container that is never called is named.
+            HookError: ``fn`` does not take these arguments.
+        """
+        names = _signature(with_name, "module", "args", *(["kwargs"] if with_kwargs else []))
+        return self._register(
+            "forward_pre", select, fn, names,
+            lambda site: ForwardPreHook(self._backend, site, with_kwargs=with_kwargs, with_name=with_name, allow=_allowed(allow)),
+            prepend,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        select: Selection,
+        fn: Callable[..., Any],
+        *,
+        with_kwargs: bool = False,
+        with_name: bool = False,
+        prepend: bool = False,
+        always_call: bool = False,
+        allow: str | Collection[str] = (),
+    ) -> Handle:
+        """Call ``fn(module, args, output)`` after each call of the selected modules.
+
+        Args:
+            select: which modules.
+            fn: returns None, or a new output of the same structure, shapes, dtypes and devices.
+            with_kwargs: call ``fn(module, args, kwargs, output)``.
+            with_name: the module's path comes first.
+            prepend: run before the hooks that are on already.
+            always_call: run also where the call raised, with output None; the error of the call always wins.
+            allow: what a replacement may change.
+
+        Raises:
+            SelectionError: nothing matches, or a container that is never called is named.
+            HookError: ``fn`` does not take these arguments.
+        """
+        names = _signature(with_name, "module", "args", *(["kwargs"] if with_kwargs else []), "output")
+        return self._register(
+            "forward", select, fn, names,
+            lambda site: ForwardHook(
+                self._backend, site, with_kwargs=with_kwargs, with_name=with_name, always_call=always_call, allow=_allowed(allow)
+            ),
+            prepend,
+        )  # fmt: skip
+
+    def backward_pre(self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False) -> Handle:
+        """Call ``fn(module, grad_output)`` when the gradients of a call's outputs are known.
+
+        ``grad_output`` is a tuple with an entry for each output, which can also be asked by slot
+        (``grad_output["[1][0]"]``); right with in-place layers, and with dict, dataclass and nested outputs. ``fn`` returns
+        None, or new gradients.
+        """
+        return self._backward("backward_pre", select, fn, with_name, prepend)
+
+    def backward(self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False) -> Handle:
+        """Call ``fn(module, grad_input, grad_output)`` when the backward pass through a call is over.
+
+        ``grad_input`` holds the gradients *through this module* (what a tensor gets from elsewhere is not in it), with an
+        entry for each input, which can also be asked by the parameter's name (``grad_input["x"]``), keyword inputs included.
+        The order nests, and is the same whether or not the model's input needs a gradient. ``fn`` returns None, or new
+        gradients for the inputs.
+        """
+        return self._backward("backward", select, fn, with_name, prepend)
+
+    def _backward(self, kind: str, select: Selection, fn: Callable[..., Any], with_name: bool, prepend: bool) -> Handle:
+        names = _signature(with_name, "module", *(["grad_input"] if kind == "backward" else []), "grad_output")
+        return self._register(
+            kind, select, fn, names, lambda site: BackwardHook(self._backend, site, self._gathering, with_name=with_name), prepend
+        )
+
+    def param_grad(self, select: Selection, fn: Callable[..., Any], *, accumulated: bool = False) -> Handle:
+        """Call ``fn(name, gradient)`` once a backward pass for each selected parameter.
+
+        Args:
+            select: names of parameters: ``"*.weight"``, ``"**.bias"``, ``"features.0.weight"``.
+            fn: returns None, or a new gradient.
+            accumulated: give the running sum in ``.grad`` after this pass instead; it cannot be replaced.
+        """
+        entries = [
+            Entry(path=one.name, module=one.parameter, aliases=one.aliases, type_names=(type(one.parameter).__name__,))
+            for one in self._parameters
+        ]
+        chosen = resolve(select, entries, what="parameter")
+        check_signature(fn, ("name", "gradient"), "param_grad")
+        sites = []
+        for entry in chosen:
+            site = HookSite("param_grad", entry.path, fn)
+            tap = self._backend.tap_parameter(entry.module, self._gradient_callback(site, site.path), accumulated=accumulated)
+            if isinstance(tap, str):
+                site.reason = tap
+            else:
+                site.attached(tap)
+            sites.append(site)
+        return self._keep(Handle(sites))
+
+    def tensor(self, tensor: Any, fn: Callable[[Any], Any]) -> Handle:
+        """Call ``fn(gradient)`` when the gradient of ``tensor`` is known; returns None, or a new gradient.
+
+        Raises:
+            HookError: ``tensor`` is none, or no gradient can come to it.
+        """
+        check_signature(fn, ("grad",), "tensor")
+        if not isinstance(tensor, self._backend.tensor_types):
+            raise HookError(f"hooks.tensor needs a tensor of {self._backend.name}, got {type(tensor).__name__}")
+        site = HookSite("tensor", "(tensor)", fn)
+        tap = self._backend.tap(tensor, self._gradient_callback(site))
+        if isinstance(tap, str):
+            raise HookError(f"no gradient comes to this tensor: {tap}\n  hook it where gradients are tracked, on a tensor that requires one")
+        site.attached(tap)
+        return self._keep(Handle([site]))
+
+    def _gradient_callback(self, site: HookSite, *first: Any) -> Callable[[Any], Any]:
+        backend = self._backend
+
+        def on_gradient(gradient: Any) -> Any:
+            if not site.live:
+                return None
+            site.fired += 1
+            new = site.fn(*first, gradient)
+            if new is not None:
+                check_replacement(backend, gradient, new, f"{site.kind} of {site.path} ({name_of(site.fn)})")
+            return new
+
+        return on_gradient
+
+    def _register(
+        self, kind: str, select: Selection, fn: Callable[..., Any], names: tuple[str, ...], make: Callable[[HookSite], Any], prepend: bool
+    ) -> Handle:
+        if self._closed:
+            raise HookError("these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)")
+        chosen = resolve(select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters])
+        check_signature(fn, names, kind)
+        handle = Handle(())
+        try:
+            for entry in chosen:
+                site = HookSite(kind, entry.path, fn)
+                site.attached(make(site).attach(entry.module, first=prepend))
+                handle.sites.append(site)
+        except BaseException:
+            handle.remove()
+            raise
+        return self._keep(handle)
+
+    def _keep(self, handle: Handle) -> Handle:
+        self._handles.append(handle)
+        return handle
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Take off every hook of this set. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._gathering.close()
+        for handle in self._handles:
+            for site in handle.sites:
+                if not site.in_place and site.live and site.reason is None:
+                    site.reason = "hooks were removed by somebody else"
+            handle.remove()
+        self._stack.__exit__(None, None, None)
+
+    remove = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+    @property
+    def sites(self) -> list[HookSite]:
+        """All places with a hook of this set, in order of registration."""
+        return [site for handle in self._handles for site in handle.sites]
+
+    @property
+    def fired(self) -> int:
+        """How often callbacks of this set have run."""
+        return sum(site.fired for site in self.sites)
+
+    def why_not_fired(self, site: HookSite) -> str:
+        """Say why a callback has not run; empty where it has."""
+        if site.fired:
+            return ""
+        return site.reason or self._blind.get(site.path) or "never called"
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __str__(self) -> str:
+        rows = [("path", "kind", "function", "fired", "")]
+        rows += [
+            (site.path or "(root)", site.kind, name_of(site.fn), str(site.fired), self.why_not_fired(site) or ("" if site.live else "removed"))
+            for site in self.sites
+        ]
+        return f"hooks on {self._model_name}\n" + _columns(rows) + "".join(f"\n{line}" for line in self._told)
+
+    def __repr__(self) -> str:
+        return f"<HookSet on {self._model_name}: {len(self)} hooks, fired {self.fired} times, {'closed' if self._closed else 'open'}>"
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> str:
+    table = list(rows)
+    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+
+
+def _signature(with_name: bool, *names: str) -> tuple[str, ...]:
+    return ("name", *names) if with_name else names
+
+
+def _allowed(allow: str | Collection[str]) -> frozenset[str]:
+    allowed = frozenset([allow] if isinstance(allow, str) else allow)
+    unknown = sorted(allowed - set(ALLOWANCES))
+    if unknown:
+        raise HookError(f"allow={unknown[0]!r} is not known\n  what can be permitted is {', '.join(ALLOWANCES)}")
+    return allowed
+
+
+def hooks(model: Any) -> HookSet:
+    """Open a set of hooks on ``model``, best in a ``with`` statement: all of them come off at its end, however it ends.
+
+    ```python
+    with th.hooks(model) as hooks:
+        hooks.forward("features.*", lambda module, args, output: print(output.shape))
+        hooks.backward(nn.Conv2d, lambda module, grad_input, grad_output: ...)
+        model(x).sum().backward()
+    ```
+
+    Callbacks have the frameworks' own signatures; one that returns None leaves the value alone. ``print(hooks)`` shows
+    each hook, how often it fired, and why it did not.
+
+    Raises:
+        HookError: ``model`` is no module.
+        UnsupportedError: it cannot be hooked (a script module).
+    """
+    return HookSet(model)
