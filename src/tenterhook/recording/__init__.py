@@ -1,1 +1,32 @@
-"""."""
+"""Recordings: what `record` makes and everything else reads, in memory or in a directory `NAME.thk`. Knows no framework."""
+
+from __future__ import annotations
+
+from tenterhook.recording.call import Call, ModuleView
+from tenterhook.recording.coverage import Coverage
+from tenterhook.recording.manifest import Cost, Git, Manifest, Model
+from tenterhook.recording.memory import MemorySink
+from tenterhook.recording.reader import find_recordings, open_recording
+from tenterhook.recording.recording import Recording
+from tenterhook.recording.sink import Sink
+from tenterhook.recording.value import Nested, TensorSequence, Value
+from tenterhook.recording.writer import DiskSink
+
+__all__ = [
+    "Call",
+    "Cost",
+    "Coverage",
+    "DiskSink",
+    "Git",
+    "Manifest",
+    "MemorySink",
+    "Model",
+    "ModuleView",
+    "Nested",
+    "Recording",
+    "Sink",
+    "TensorSequence",
+    "Value",
+    "find_recordings",
+    "open_recording",
+]

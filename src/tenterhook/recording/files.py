@@ -1,0 +1,93 @@
+"""The files of a recording as they are met on disk: which there are, and what to say of damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from tenterhook.errors import RecordingError
+
+__all__ = ["RankFiles", "plain_file", "rank_files", "reading"]
+
+_PART = re.compile(r"(calls|values)-(\d{5,9})\.(arrows|parquet)")
+_SHARD = re.compile(r"tensors-(\d{5,9})\.safetensors(\.part)?")
+
+
+@dataclass
+class RankFiles:
+    """The files in one rank's folder.
+
+    Attributes:
+        rank: the rank.
+        folder: the folder.
+        parquet: table -> its finished parts, in order.
+        streams: table -> its parts that are still streams, in order.
+        shards: number -> file of tensors.
+    """
+
+    rank: int
+    folder: Path
+    parquet: dict[str, list[Path]] = field(default_factory=lambda: {"calls": [], "values": []})
+    streams: dict[str, list[Path]] = field(default_factory=lambda: {"calls": [], "values": []})
+    shards: dict[int, Path] = field(default_factory=dict)
+
+
+def rank_files(folder: Path, rank: int) -> RankFiles:
+    """List the files of a rank. A part that is there as Parquet and as a stream was killed between the two: Parquet counts."""
+    files = RankFiles(rank, folder)
+    parts: dict[tuple[str, int], Path] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _PART.fullmatch(entry.name):
+                key = (match[1], int(match[2]))
+                if key not in parts or match[3] == "parquet":
+                    parts[key] = folder / entry.name
+            elif match := _SHARD.fullmatch(entry.name):
+                number = int(match[1])
+                if number not in files.shards or not match[2]:
+                    files.shards[number] = folder / entry.name
+    for (table, _), path in sorted(parts.items()):
+        (files.parquet if path.suffix == ".parquet" else files.streams)[table].append(path)
+    return files
+
+
+def plain_file(path: Path) -> Path:
+    """Give the path back if a plain file is there.
+
+    Raises:
+        RecordingError: it is a link out of the recording, a device or a pipe: no recording of ours holds such.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise RecordingError(f"{path} is not a plain file, so it is not read")
+    return path
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into one sentence about it."""
+    try:
+        yield
+    except RecordingError:
+        raise
+    except FileNotFoundError:
+        raise  # a part that was compacted while we looked; whoever listed it looks again
+    except (
+        OSError,
+        pa.ArrowException,
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+        OverflowError,
+        MemoryError,
+        KeyError,
+    ) as error:
+        words = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise RecordingError(f"{path} is damaged or not a recording's: {words}") from error

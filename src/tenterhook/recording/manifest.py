@@ -1,0 +1,175 @@
+"""`recording.json`: what a recording says about itself, its run and its cost.
+
+Everything here is plain data: a reader needs nothing but JSON to know whether it can read the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tenterhook.errors import RecordingError
+from tenterhook.recording.schema import FORMAT_VERSION
+
+__all__ = ["MANIFEST_NAME", "Cost", "Git", "Manifest", "Model"]
+
+MANIFEST_NAME = "recording.json"
+
+_MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
+
+
+class Git(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The commit of the working directory that the run was started from.
+
+    Attributes:
+        commit: full hash of the commit.
+        branch: name of the branch, None when detached.
+        dirty: whether tracked files differed from the commit.
+    """
+
+    commit: str
+    branch: str | None = None
+    dirty: bool = False
+
+
+class Model(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An outermost module that ran.
+
+    Attributes:
+        name: its name in the recording: `Net`, a second one `Net-2`.
+        type: its class, with the module it comes from.
+        parameters: number of elements of all its parameters.
+        modules: number of modules in it.
+    """
+
+    name: str
+    type: str | None = None
+    parameters: int | None = None
+    modules: int | None = None
+
+
+class Cost(msgspec.Struct, kw_only=True):
+    """What the recording cost the run.
+
+    Attributes:
+        hook_seconds: time spent inside our hooks.
+        wall_seconds: time from the start of the recording to its end.
+        blocked_seconds: time the run waited for the disk (part of `hook_seconds`).
+    """
+
+    hook_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """Everything that is known about a recording besides its rows.
+
+    The recorder makes one at the start and hands the finished one to `Sink.close`; the sink fills in `complete`, `partial`,
+    `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` itself.
+
+    Attributes:
+        format_version: `major.minor` of the format.
+        complete: whether the recording was closed; false while it is being written, and after a kill.
+        partial: why something that was asked for is not in it; None when all is.
+        lost_rows: rows that were handed over and not stored, because of `partial`.
+        tensors_stopped: why tensors were no longer stored from some point on (`budget=`), rows going on.
+        framework: `torch`, `mindspore` or `toy`.
+        versions: version of each package that matters, tenterhook and python among them.
+        models: the outermost modules that ran.
+        argv: the command line.
+        git: the commit the run was started from, None outside a repository.
+        seeds: the seeds in force at the start, by generator.
+        devices: names of the devices that were used.
+        rank: number of the process that wrote this manifest.
+        world: number of processes.
+        select: the selection, as text.
+        kinds: the kinds recorded.
+        tensors: which tensors were stored, as text: `false`, `true` or a selection.
+        environment: values of the environment variables that are on our list, and nothing else of the environment.
+        started: start of the recording, UTC, ISO 8601.
+        ended: end of the recording, None while it runs.
+        steps: number of steps recorded.
+        cost: what it cost.
+        note: the user's own words.
+    """
+
+    format_version: str = FORMAT_VERSION
+    complete: bool = False
+    partial: str | None = None
+    lost_rows: int = 0
+    tensors_stopped: str | None = None
+    framework: str | None = None
+    versions: dict[str, str] = {}
+    models: list[Model] = []
+    argv: list[str] = []
+    git: Git | None = None
+    seeds: dict[str, int] = {}
+    devices: list[str] = []
+    rank: int = 0
+    world: int = 1
+    select: str | None = None
+    kinds: list[str] = []
+    tensors: str | None = None
+    environment: dict[str, str] = {}
+    started: str | None = None
+    ended: str | None = None
+    steps: int = 0
+    cost: Cost = msgspec.field(default_factory=Cost)
+    note: str | None = None
+
+    def to_json(self) -> bytes:
+        """Write the manifest as indented JSON, with a final line feed."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes, *, where: str = MANIFEST_NAME) -> Manifest:
+        """Read a manifest.
+
+        The version is looked at before all else, so that a newer format is named as such and not as damage.
+
+        Args:
+            data: the bytes of the file.
+            where: what to call it in messages.
+
+        Raises:
+            RecordingError: it is not JSON, not a manifest, or of a newer major version.
+        """
+        if len(data) > _MAX_BYTES:
+            raise RecordingError(
+                f"{where} is {len(data)} bytes long, which no recording of ours is; it is not a recording"
+            )
+        try:
+            head = msgspec.json.decode(data, type=_Head)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise RecordingError(f"{where} is damaged or is not a recording's: {_first_line(error)}") from error
+        _check_version(head.format_version, where)
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise RecordingError(f"{where} is damaged: {_first_line(error)}") from error
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """Give the JSON Schema of `recording.json`."""
+        return msgspec.json.schema(Manifest)
+
+
+class _Head(msgspec.Struct):
+    format_version: str
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _check_version(version: str, where: str) -> None:
+    ours = int(FORMAT_VERSION.split(".")[0])
+    major = version.split(".")[0]
+    if not (major.isascii() and major.isdigit() and len(major) < 6):
+        raise RecordingError(f"{where} is damaged: its format_version is {version[:40]!r}, not a version")
+    if int(major) > ours:
+        raise RecordingError(
+            f"{where} was written by format {version[:40]}, this tenterhook reads {ours}.x; upgrade tenterhook to read it"
+        )

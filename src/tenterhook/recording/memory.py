@@ -1,0 +1,160 @@
+"""A recording in memory: a sink and a source in one.
+
+Memory grows with the rows (about 150 bytes each, 400 with a sketch) and with the tensors stored. For whole runs, record to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tenterhook.errors import NotRecordedError, RecordingError
+from tenterhook.recording import query
+from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.schema import MODULES
+from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, with_rank
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["MemorySink"]
+
+
+class MemorySink:
+    """Keeps batches and tensors as they come; can be read while it is written to.
+
+    Attributes:
+        before_read: called before each reading, so that whoever writes can hand over what it still holds.
+        failure: always None; memory does not stop.
+    """
+
+    def __init__(self, manifest: Manifest | None = None, *, rank: int = 0) -> None:
+        self.before_read: Callable[[], None] | None = None
+        self.failure: str | None = None
+        self._manifest = manifest if manifest is not None else Manifest(rank=rank)
+        self._rank = rank
+        self._lock = RLock()
+        self._batches: dict[str, list[pa.RecordBatch]] = {"calls": [], "values": []}
+        self._tables: dict[str, tuple[int, pa.Table]] = {}
+        self._modules: pa.Table | None = None
+        self._tensors: dict[str, Any] = {}
+        self._version = 0
+        self._closed = False
+
+    # as a sink
+
+    def write_calls(self, batch: pa.RecordBatch) -> None:
+        """Keep rows of the schema `CALLS`."""
+        self._append("calls", batch)
+
+    def write_values(self, batch: pa.RecordBatch) -> None:
+        """Keep rows of the schema `VALUES`."""
+        self._append("values", batch)
+
+    def write_tensor(self, key: str, tensor: Any) -> None:
+        """Keep a tensor, of whatever framework, as it is."""
+        with self._lock:
+            self._tensors[key] = tensor
+
+    def write_modules(self, modules: pa.Table) -> None:
+        """Keep the modules before the end, so that a live recording can name models; `close` replaces them."""
+        with self._lock:
+            self._modules = modules
+            self._version += 1
+
+    def flush(self) -> None:
+        """Do nothing: what was handed over is here."""
+
+    def close(self, manifest: Manifest, modules: pa.Table) -> None:
+        """Keep the finished manifest and the modules."""
+        if self._closed:
+            return
+        self._closed = True
+        self.write_modules(modules)
+        self._manifest = manifest
+        self._manifest.complete = True
+
+    def _append(self, name: str, batch: pa.RecordBatch) -> None:
+        with self._lock:
+            self._batches[name].append(batch)
+            self._version += 1
+
+    # as a source
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it stands."""
+        return self._manifest
+
+    @property
+    def path(self) -> Path | None:
+        """None: it is in memory."""
+        return None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The one process that this is."""
+        return [self._rank]
+
+    @property
+    def version(self) -> int:
+        """Number of batches so far, what the writer still holds included."""
+        self._drain()
+        return self._version
+
+    def table(self, name: str, columns: list[str] | None = None, filters: Filters | None = None) -> pa.Table:
+        """Give the rows of a table, with the column `rank` in `calls` and `values`.
+
+        Raises:
+            RecordingError: there is no such table.
+        """
+        if name not in TABLES:
+            raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
+        self._drain()
+        return filtered(self._whole(name), columns, filters)
+
+    def has_tensor(self, key: str, rank: int) -> bool:
+        """Say whether a tensor is stored."""
+        return key in self._tensors
+
+    def tensor(self, key: str, rank: int) -> Any:
+        """Give a stored tensor, the very object that was stored.
+
+        Raises:
+            NotRecordedError: there is none of that key.
+        """
+        try:
+            return self._tensors[key]
+        except KeyError:
+            raise NotRecordedError(f"no tensor {key!r} is in this recording") from None
+
+    def connect(self) -> DuckDBPyConnection:
+        """Give a database with the three tables in it and nothing else in reach."""
+        connection = query.new_connection()
+        for name in TABLES:
+            connection.register(name, self.table(name))
+        query.lock(connection, [])
+        return connection
+
+    def _drain(self) -> None:
+        if self.before_read is not None and not self._closed:
+            self.before_read()
+
+    def _whole(self, name: str) -> pa.Table:
+        with self._lock:
+            if name == "modules":
+                return self._modules if self._modules is not None else MODULES.empty_table()
+            batches = self._batches[name]
+            count, table = self._tables.get(name, (0, None))
+            if table is None or count != len(batches):
+                fresh = pa.Table.from_batches(batches[count:], WRITTEN[name])
+                fresh = with_rank(fresh, self._rank)
+                table = fresh if table is None else pa.concat_tables([table, fresh])
+                # One dictionary for all batches: filters and DuckDB need not translate between them.
+                table = table.unify_dictionaries()
+                self._tables[name] = (len(batches), table)
+            return table

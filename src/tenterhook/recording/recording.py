@@ -1,0 +1,269 @@
+"""`Recording`: the noun at the waist. All that captures ends in one, all that asks begins with one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError
+from tenterhook.recording import converters, query
+from tenterhook.recording.call import Call, ModuleView, call_from_row
+from tenterhook.recording.coverage import Coverage, coverage_of
+from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.source import TABLES, Source
+from tenterhook.recording.value import TensorSequence, Value, value_from_row
+from tenterhook.recording.writer import DiskSink
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """What was recorded, live in memory or opened from a directory; it is asked the same questions either way.
+
+    `recording["features.11"].output` gives a value, `recording.order()` what ran, `recording.table("values")` and
+    `recording.query("select ...")` the rows, `recording.coverage` what was asked for and not seen. A bare path means the model with
+    most parameters; `recording["Net/conv1"]` says which.
+
+    Rows are read when asked for and kept until new ones arrive; for tens of millions of them use `query`, which reads the files.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._version = -1
+        self._cache: dict[tuple[Any, ...], Any] = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest: what is known besides the rows."""
+        return self._source.manifest
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, None in memory."""
+        return self._source.path
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes that wrote it."""
+        return self._source.ranks
+
+    def table(self, name: str) -> pa.Table:
+        """Give a whole table: `calls`, `values` or `modules`, the first two with a column `rank`.
+
+        Raises:
+            RecordingError: there is no such table, or a file of it is damaged.
+        """
+        if name not in TABLES:
+            raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
+        return self._source.table(name)
+
+    def query(self, sql: str) -> pa.Table:
+        """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
+
+        Raises:
+            RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
+        """
+        connection = self._source.connect()
+        try:
+            return query.run(connection, sql)
+        finally:
+            connection.close()
+
+    def order(self) -> list[Call]:
+        """Give all calls in execution order, forward and backward; ranks one after the other."""
+        table = self._source.table("calls").sort_by([("rank", "ascending"), ("seq", "ascending")])
+        return [call_from_row(row, self) for row in table.to_pylist()]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which something was recorded."""
+        return self._cached("steps", self._find_steps)
+
+    @property
+    def models(self) -> list[str]:
+        """The outermost modules that ran, that with most parameters first."""
+        return self._cached("models", self._find_models)
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """(model, path) of every module that is known or was seen, in the order of the model."""
+        return self._cached("paths", self._find_paths)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was asked for, and what of it was seen."""
+        return coverage_of(self._source.table("modules").to_pylist(), several_models=len(self.models) > 1)
+
+    def tensor(self, key: str, rank: int | None = None) -> Any:
+        """Give a stored tensor by its key in the column `tensor` of `values`.
+
+        Raises:
+            NotRecordedError: there is none.
+        """
+        return self._source.tensor(key, self.ranks[0] if rank is None else rank)
+
+    def __getitem__(self, path: str) -> ModuleView:
+        """Give one module: `recording["features.11"]`, `recording["Net/conv1"]`, `recording[""]` for the root.
+
+        Raises:
+            NotRecordedError: there is no such module; the nearest names are listed.
+        """
+        known = set(self.paths)
+        wanted = path.removesuffix("(root)")
+        model, slash, rest = wanted.partition("/")
+        if slash and (model, rest) in known:
+            return ModuleView(model, rest, self)
+        having = [name for name in self.models if (name, wanted) in known]
+        if having:
+            return ModuleView(having[0], wanted, self)
+        if wanted in self.models:
+            return ModuleView(wanted, "", self)
+        raise NotRecordedError(self._unknown(path))
+
+    def __contains__(self, path: object) -> bool:
+        try:
+            return isinstance(path, str) and bool(self[path])
+        except NotRecordedError:
+            return False
+
+    __hash__ = object.__hash__
+    __iter__ = None  # a recording is not a sequence: for call in recording.order()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Recording:
+        """Write the recording to a directory, tensors included; gives this recording.
+
+        Raises:
+            TargetError: the directory exists, or cannot be written.
+            RecordingError: it could not be written whole.
+        """
+        self._source.version  # noqa: B018 - whoever writes hands over what it still holds
+        copy = Manifest.from_json(self.manifest.to_json())
+        ranks = self.ranks
+        if len(ranks) > 1:
+            raise RecordingError(
+                f"this recording has {len(ranks)} ranks and is on disk already; copy its directory {self.path}"
+            )
+        sink = DiskSink(Path(path), copy, rank=copy.rank, overwrite=overwrite)
+        for batch in self._source.table("calls").drop_columns(["rank"]).to_batches():
+            sink.write_calls(batch)
+        values = self._source.table("values").drop_columns(["rank"])
+        for key in dict.fromkeys(values["tensor"].drop_null().to_pylist()):
+            sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
+        for batch in values.to_batches():
+            sink.write_values(batch)
+        sink.close(copy, self._source.table("modules"))
+        if sink.failure:
+            raise RecordingError(f"{path} was not written whole: {sink.failure}")
+        return self
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        where = f"{self.path}" if self.path else "in memory"
+        state = "" if manifest.complete else ", not finished"
+        state += f", partial: {manifest.partial}" if manifest.partial else ""
+        ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
+        models = ", ".join(self.models[:3]) or "no model"
+        return f"Recording of {models} ({where}): {len(self.steps)} steps{ranks}{state}"
+
+    # what calls and modules ask (see call.Lookup)
+
+    def calls_of(self, model: str | None, path: str | None) -> list[Call]:
+        """Give all calls of one module, of every phase, in execution order."""
+        return self._cached(("calls", model, path), lambda: self._read_calls(model, path))
+
+    def values_of(self, call: Call) -> list[Value]:
+        """Give the values that belong to one row of calls, in the order in which they were seen."""
+        index = self._cached(("values", call.model, call.path), lambda: self._read_values(call.model, call.path))
+        return index.get((call.rank, call.seq), [])
+
+    def sequence(self, model: str | None, path: str | None, kind: str, slot: str | None) -> TensorSequence:
+        """Give the stored tensors of one kind of one module over all steps and calls."""
+        columns = ["rank", "seq", "step", "slot", "tensor"]
+        table = self._source.table("values", columns, {"model": model, "path": path, "kind": kind})
+        table = table.filter(pc.is_valid(table["tensor"]))
+        name = f"{path or '(root)'}:{kind}"
+        if not len(table):
+            raise NotRecordedError(f"no tensor of {name} was stored; record(..., tensors=True) stores tensors")
+        slots = sorted(pc.unique(pc.cast(table["slot"], pa.string())).to_pylist(), key=str)
+        if slot is None and len(slots) > 1:
+            raise AmbiguousError(
+                f"{name} has {len(slots)} slots ({', '.join(map(str, slots))}); .tensors({kind!r}, slot) takes one"
+            )
+        if slot is not None:
+            if slot not in slots:
+                raise NotRecordedError(f"{name} has no slot {slot!r}; its slots are {', '.join(map(repr, slots))}")
+            table = table.filter(pc.equal(pc.cast(table["slot"], pa.string()), slot))
+        table = table.sort_by([("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")])
+        rows = zip(table["tensor"].to_pylist(), table["rank"].to_pylist(), table["step"].to_pylist(), strict=True)
+        stored = [row for row in rows if self._source.has_tensor(row[0], row[1])]
+        return TensorSequence(*([row[index] for row in stored] for index in range(3)), self._source)
+
+    def _read_calls(self, model: str | None, path: str | None) -> list[Call]:
+        table = self._source.table("calls", None, {"model": model, "path": path})
+        table = table.sort_by([("rank", "ascending"), ("seq", "ascending")])
+        return [call_from_row(row, self) for row in table.to_pylist()]
+
+    def _read_values(self, model: str | None, path: str | None) -> dict[tuple[int, int], list[Value]]:
+        table = self._source.table("values", None, {"model": model, "path": path}).sort_by("seq")
+        index: dict[tuple[int, int], list[Value]] = {}
+        for row in table.to_pylist():
+            if row["call_seq"] is not None:
+                index.setdefault((row["rank"], row["call_seq"]), []).append(value_from_row(row, self._source))
+        return index
+
+    def _cached(self, key: Any, make: Any) -> Any:
+        version = self._source.version
+        if version != self._version:
+            self._cache, self._version = {}, version
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def _find_steps(self) -> list[int]:
+        found: set[int] = set()
+        for name in ("calls", "values"):
+            found.update(pc.unique(self._source.table(name, ["step"])["step"]).to_pylist())
+        return sorted(found)
+
+    def _find_models(self) -> list[str]:
+        modules = self._source.table("modules", ["model", "parameters"])
+        sizes: dict[str, int] = {}
+        for model, size in zip(modules["model"].to_pylist(), modules["parameters"].to_pylist(), strict=True):
+            sizes[model] = sizes.get(model, 0) + (size or 0)
+        for model in self.manifest.models:
+            sizes.setdefault(model.name, model.parameters or 0)
+        for model, _ in self._seen():
+            sizes.setdefault(model, 0)
+        return sorted(sizes, key=lambda name: -sizes[name])
+
+    def _find_paths(self) -> list[tuple[str, str]]:
+        modules = self._source.table("modules", ["model", "path"])
+        known = zip(modules["model"].to_pylist(), modules["path"].to_pylist(), strict=True)
+        return list(dict.fromkeys([*known, *self._seen()]))
+
+    def _seen(self) -> list[tuple[str, str]]:
+        return self._cached("seen", self._find_seen)
+
+    def _find_seen(self) -> list[tuple[str, str]]:
+        calls = self._source.table("calls", ["model", "path"])
+        calls = calls.set_column(0, "model", pc.cast(calls["model"], pa.string()))
+        calls = calls.set_column(1, "path", pc.cast(calls["path"], pa.string()))
+        unique = calls.group_by(["model", "path"], use_threads=False).aggregate([]).to_pylist()
+        return [(row["model"] or "", row["path"] or "") for row in unique]
+
+    def _unknown(self, path: str) -> str:
+        several = len(self.models) > 1
+        names = [f"{model}/{name or '(root)'}" if several else name or "(root)" for model, name in self.paths]
+        bare = [name or "(root)" for _, name in self.paths]
+        near = difflib.get_close_matches(path, list(dict.fromkeys([*names, *bare])), n=5, cutoff=0.5)
+        if near:
+            return f"no module {path!r} is in this recording; the nearest are {', '.join(near)}"
+        if not names:
+            return f"no module {path!r} is in this recording: it holds no calls"
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return f"no module {path!r} is in this recording; it has {', '.join(names[:5])}{more}"

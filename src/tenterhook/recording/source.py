@@ -1,0 +1,92 @@
+"""Where a `Recording` takes its rows from: the right side of a recording, in memory or on disk alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.schema import CALLS, MODULES, VALUES
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["RANK", "TABLES", "WRITTEN", "Filters", "Source", "filtered", "read_schema", "with_rank"]
+
+WRITTEN = {"calls": CALLS, "values": VALUES, "modules": MODULES}
+"""The schemas in which the tables are written."""
+
+TABLES = tuple(WRITTEN)
+
+RANK = pa.field("rank", pa.int32(), nullable=False)
+"""The column that reading adds to `calls` and `values`."""
+
+Filters = dict[str, "str | int | None"]
+"""Column -> the value it must have."""
+
+
+class Source(Protocol):
+    """Rows and tensors of one recording."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it stands."""
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """The directory; None in memory."""
+        ...
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes that wrote it."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Changes whenever rows have come in: what was read before is then out of date."""
+        ...
+
+    def table(self, name: str, columns: list[str] | None = None, filters: Filters | None = None) -> pa.Table:
+        """Give the rows of a table, with the column `rank` in `calls` and `values`."""
+        ...
+
+    def has_tensor(self, key: str, rank: int) -> bool:
+        """Say whether a tensor is stored."""
+        ...
+
+    def tensor(self, key: str, rank: int) -> Any:
+        """Give a stored tensor.
+
+        Raises:
+            NotRecordedError: it was not stored.
+        """
+        ...
+
+    def connect(self) -> DuckDBPyConnection:
+        """Give a database with the views `calls`, `values` and `modules` that can read nothing else."""
+        ...
+
+
+def read_schema(name: str) -> pa.Schema:
+    """Give the schema in which a table is read: that in which it is written, and `rank`."""
+    return WRITTEN[name] if name == "modules" else WRITTEN[name].append(RANK)
+
+
+def with_rank(table: pa.Table, rank: int) -> pa.Table:
+    """Add the column `rank` to a table as it is written."""
+    return table.append_column(RANK, pa.repeat(pa.scalar(rank, pa.int32()), len(table)))
+
+
+def filtered(table: pa.Table, columns: list[str] | None, filters: Filters | None) -> pa.Table:
+    """Give the rows whose columns have the values in `filters`, and of them `columns`."""
+    for name, wanted in (filters or {}).items():
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = pc.cast(column, pa.string())
+        table = table.filter(pc.is_null(column) if wanted is None else pc.equal(column, wanted))
+    return table if columns is None else table.select(columns)

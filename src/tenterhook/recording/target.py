@@ -1,0 +1,161 @@
+"""The directory that a recording is written to: claiming it, and clearing an older recording out of it.
+
+NAME.thk/
+  recording.json            the manifest (of rank 0)
+  findings.json             when diagnosed
+  rank-00000/
+    claim.json              which process writes here; exclusive creation of the folder is the claim
+    recording.json          the manifest of this rank, where there are several
+    calls-00000.arrows      rows, while recording; becomes calls-00000.parquet
+    tensors-00000.safetensors, tensors.parquet, modules.parquet
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from pathlib import Path
+
+import msgspec
+
+from tenterhook.errors import TargetError
+from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+
+__all__ = ["CLAIM_NAME", "RANK_FOLDER", "RESERVE_NAME", "claim", "publish", "rank_folder", "write_manifest"]
+
+CLAIM_NAME = "claim.json"
+RESERVE_NAME = ".reserve"
+RANK_FOLDER = re.compile(r"rank-(\d{5,9})")
+_OURS = re.compile(
+    r"(calls|values|tensors)-\d{5,9}\.(arrows|parquet|safetensors|safetensors\.part|jsonl)(\.tmp)?"
+    r"|(modules|tensors)\.parquet(\.tmp)?|recording\.json(\.tmp)?|claim\.json|\.reserve"
+)
+_RESERVE = 128 << 10
+
+
+class Claim(msgspec.Struct):
+    """Who writes into a rank's folder."""
+
+    host: str
+    pid: int
+
+
+def rank_folder(target: Path, rank: int) -> Path:
+    """Give the folder of a rank."""
+    return target / f"rank-{rank:05d}"
+
+
+def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Path:
+    """Make the rank's folder, which no other process can then make; write the first manifest into the target.
+
+    Args:
+        target: the recording's directory.
+        manifest: says how many ranks there are.
+        rank: this process.
+        overwrite: whether an older recording there may be deleted. Nothing but a recording ever is.
+
+    Raises:
+        TargetError: something is there, someone writes there, or it cannot be written.
+    """
+    folder = rank_folder(target, rank)
+    try:
+        if target.is_symlink() or target.exists():
+            _make_room(target, manifest.world, rank, overwrite=overwrite)
+        target.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        # Given back when the disk is full, so that there is room to say so.
+        (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
+        write_manifest(target, manifest, rank)
+    except FileExistsError as error:
+        raise TargetError(f"{target} is being written by another process; choose another directory") from error
+    except OSError as error:
+        raise TargetError(f"{target} cannot be written: {_words(error)}") from error
+    return folder
+
+
+def write_manifest(target: Path, manifest: Manifest, rank: int) -> None:
+    """Publish a manifest by rename: rank 0's is the recording's; where there are several ranks, each has its own besides."""
+    data = manifest.to_json()
+    if manifest.world > 1:
+        publish(rank_folder(target, rank) / MANIFEST_NAME, data)
+    if rank == 0 or manifest.world <= 1:
+        publish(target / MANIFEST_NAME, data)
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file such that it is there whole, or not at all."""
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
+    if not target.is_dir():
+        raise TargetError(f"{target} exists and is not a directory; choose another name")
+    own = rank_folder(target, rank)
+    if not overwrite:
+        if world > 1 and not own.exists():
+            return  # the other ranks of this run share the directory
+        raise TargetError(
+            f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
+        )
+    if any(target.iterdir()) and not _is_recording(target):
+        raise TargetError(f"{target} exists and is not a recording, so it is not overwritten; choose another name")
+    folders = [entry for entry in target.iterdir() if RANK_FOLDER.fullmatch(entry.name) and entry.is_dir()]
+    doomed = [entry for entry in folders if entry == own or (rank == 0 and int(entry.name[5:]) >= world)]
+    for folder in doomed:
+        _refuse_if_alive(target, folder)
+    if rank == 0 or world <= 1:
+        for name in (MANIFEST_NAME, f"{MANIFEST_NAME}.tmp", "findings.json"):
+            (target / name).unlink(missing_ok=True)
+    for folder in doomed:
+        _clear(folder)
+
+
+def _is_recording(target: Path) -> bool:
+    if (target / MANIFEST_NAME).is_file():
+        return True
+    return any(RANK_FOLDER.fullmatch(entry.name) and (entry / CLAIM_NAME).is_file() for entry in target.iterdir())
+
+
+def _refuse_if_alive(target: Path, folder: Path) -> None:
+    try:
+        owner = msgspec.json.decode((folder / CLAIM_NAME).read_bytes(), type=Claim)
+    except (OSError, msgspec.MsgspecError):
+        return  # closed, or its writer died before it could sign
+    if owner.host == socket.gethostname() and _alive(owner.pid):
+        raise TargetError(
+            f"{target} is being written by process {owner.pid}; choose another name, or wait for it to end"
+        )
+
+
+def _alive(pid: int) -> bool:
+    if os.name == "nt":  # os.kill(pid, 0) ends a process there
+        return pid == os.getpid()
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if _OURS.fullmatch(entry.name) and (entry.is_symlink() or not entry.is_dir()):
+            entry.unlink()
+    try:
+        folder.rmdir()
+    except OSError as error:
+        raise TargetError(
+            f"{folder} holds files that are not a recording's; move them away, or choose another name"
+        ) from error
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

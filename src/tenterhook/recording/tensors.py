@@ -1,0 +1,189 @@
+"""Stored tensors, read by key: memory-mapped, nothing loaded before its elements are looked at."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tenterhook.errors import NotRecordedError, RecordingError
+from tenterhook.recording.files import plain_file, reading
+from tenterhook.recording.shards import STORAGE, Entry, dtype_named
+
+__all__ = ["INDEX", "INDEX_NAME", "TensorStore", "shard_entries", "write_index"]
+
+INDEX_NAME = "tensors.parquet"
+INDEX = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),  # number of the file
+        pa.field("dtype", pa.string(), nullable=False),  # NumPy's name
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("begin", pa.int64(), nullable=False),  # offsets in the file, not in its data section
+        pa.field("end", pa.int64(), nullable=False),
+    ]
+)
+"""The index `tensors.parquet`, written on close: what the headers of all shards say, in one file."""
+
+_NAMED = {storage: name for name, storage in STORAGE.items()}
+_MAX_HEADER = 100 << 20  # safetensors' own limit
+_OPEN_SHARDS = 64
+
+
+class _Described(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class TensorStore:
+    """The tensors in one rank's folder."""
+
+    def __init__(self, folder: Path, files: dict[int, Path], *, finished: bool) -> None:
+        self._folder = folder
+        self._files = files
+        self._finished = finished
+        self._index: dict[str, tuple[int, Entry]] | None = None
+        self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries()
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries())
+
+    def get(self, key: str) -> np.ndarray:
+        """Give a tensor, read-only and memory-mapped.
+
+        Raises:
+            NotRecordedError: it is not there.
+            RecordingError: the index and the file do not agree.
+        """
+        found = self._entries().get(key)
+        if found is None:
+            raise NotRecordedError(f"no tensor {key!r} is stored in {self._folder}")
+        shard, entry = found
+        data = self._map(shard)
+        dtype = _checked(entry, len(data), self._files[shard])
+        raw = data[entry.begin : entry.end]
+        if entry.begin % dtype.itemsize:
+            raw = raw.copy()  # the file has no holes, so what follows an odd size is not aligned
+            raw.flags.writeable = False
+        return raw.view(dtype).reshape(entry.shape)
+
+    def _map(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            path = self._files[shard]
+            with reading(path):
+                self._maps[shard] = np.asarray(np.memmap(plain_file(path), np.uint8, "r"))
+            if len(self._maps) > _OPEN_SHARDS:
+                self._maps.popitem(last=False)  # arrays that were given out keep their own hold on it
+        self._maps.move_to_end(shard)
+        return self._maps[shard]
+
+    def _entries(self) -> dict[str, tuple[int, Entry]]:
+        if self._index is None:
+            index = self._folder / INDEX_NAME
+            if self._finished and index.exists():
+                self._index = _read_index(index, self._files)
+            else:
+                found = (
+                    (number, entry) for number, path in sorted(self._files.items()) for entry in shard_entries(path)
+                )
+                self._index = {entry.key: (number, entry) for number, entry in found}
+        return self._index
+
+
+def shard_entries(path: Path) -> list[Entry]:
+    """Say what is in a shard: by its header, or by its journal while it grows.
+
+    Raises:
+        RecordingError: the header is damaged, or declares more than there is.
+    """
+    if path.suffix == ".part":
+        return _journal_entries(path)
+    with reading(path), plain_file(path).open("rb") as file:
+        size = path.stat().st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, _MAX_HEADER):
+            raise RecordingError(f"{path} is damaged: it declares a header of {length} bytes in a file of {size}")
+        header: dict[str, Any] = msgspec.json.decode(file.read(length).rstrip(b"\0"), type=dict[str, msgspec.Raw])
+        odd = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+        entries = [
+            _entry(key, msgspec.json.decode(raw, type=_Described), odd, 8 + length) for key, raw in header.items()
+        ]
+    for entry in entries:
+        _checked(entry, size, path)
+    return entries
+
+
+def write_index(folder: Path, files: dict[int, Path]) -> None:
+    """Gather the headers of all shards into the index; without shards there is none."""
+    if not files:
+        return
+    draft = folder / (INDEX_NAME + ".tmp")
+    with pq.ParquetWriter(str(draft), INDEX, compression="zstd") as writer:
+        for number, path in sorted(files.items()):
+            rows = [{"shard": number, **msgspec.structs.asdict(entry)} for entry in shard_entries(path)]
+            writer.write_table(pa.Table.from_pylist(rows, INDEX))
+    draft.replace(folder / INDEX_NAME)
+
+
+def _entry(key: str, described: _Described, odd: dict[str, str], start: int) -> Entry:
+    name, shape = _NAMED.get(described.dtype, described.dtype), described.shape
+    if key in odd:
+        name, shape = odd[key], shape[:-1]
+    begin, end = described.data_offsets
+    return Entry(key, name, tuple(shape), start + begin, start + end)
+
+
+def _journal_entries(path: Path) -> list[Entry]:
+    journal = path.with_name(path.name.replace(".safetensors.part", ".jsonl"))
+    entries = []
+    with reading(path):
+        size = path.stat().st_size
+        lines = plain_file(journal).read_bytes().split(b"\n") if journal.exists() else [b""]
+        # What follows the last line feed was cut off by the kill.
+        for line in lines[:-1]:
+            entry = msgspec.json.decode(line, type=Entry)
+            if entry.end <= size:
+                _checked(entry, size, path)
+                entries.append(entry)
+    return entries
+
+
+def _read_index(index: Path, files: dict[int, Path]) -> dict[str, tuple[int, Entry]]:
+    with reading(index):
+        rows = pq.read_table(str(plain_file(index)), columns=INDEX.names).cast(INDEX).to_pylist()
+    entries = {}
+    for row in rows:
+        shard = row.pop("shard")
+        if shard not in files:
+            raise RecordingError(f"{index} names shard {shard}, which is not there")
+        row["shape"] = tuple(row["shape"])
+        entries[row["key"]] = (shard, Entry(**row))
+    return entries
+
+
+def _checked(entry: Entry, size: int, path: Path) -> np.dtype:
+    try:
+        dtype = dtype_named(entry.dtype)
+    except ValueError as error:
+        raise RecordingError(f"{path} is damaged: tensor {entry.key[:80]!r}: {error}") from error
+    needed = math.prod(entry.shape) * dtype.itemsize if all(length >= 0 for length in entry.shape) else -1
+    if len(entry.shape) > 64 or needed != entry.end - entry.begin or not 8 <= entry.begin <= entry.end <= size:
+        raise RecordingError(
+            f"{path} is damaged: tensor {entry.key[:80]!r} is declared as {entry.dtype} {entry.shape} at bytes "
+            f"{entry.begin} to {entry.end} of {size}"
+        )
+    return dtype

@@ -1,0 +1,280 @@
+"""One tensor that was seen, and nested values of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from tenterhook.errors import NotRecordedError
+from tenterhook.recording import converters
+from tenterhook.recording.manifest import Manifest
+from tenterhook.stats import STATISTICS
+
+__all__ = ["Nested", "TensorSequence", "TensorSource", "Value", "gather", "value_from_row"]
+
+_COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
+_TOKEN = re.compile(
+    r"""\[(?P<index>-?\d+)\]|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]|\.?(?P<name>[^.\[\]]+)"""
+)
+
+
+class TensorSource(Protocol):
+    """Where tensors come from."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the recording."""
+        ...
+
+    def has_tensor(self, key: str, rank: int) -> bool:
+        """Say whether a tensor is stored."""
+        ...
+
+    def tensor(self, key: str, rank: int) -> Any:
+        """Give a stored tensor."""
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Value:
+    """What is known of one tensor at the moment it was seen.
+
+    Attributes:
+        seq: number of the event, per rank.
+        step: the step.
+        rank: the process.
+        model: name of the outermost module.
+        path: path of the module.
+        kind: `input`, `output`, `grad_input`, `grad_output`, `param`, `param_grad` or `update`.
+        slot: place in a nested value; `""` for a bare tensor, a parameter's name for inputs and params.
+        call: number of the module's call in its step.
+        phase: `forward`, `backward` or `recompute`.
+        pass_: number of the backward pass through the same call.
+        shape: its shape.
+        dtype: `float32`, `bfloat16`, ...; `none` where no tensor came.
+        device: where it was.
+        statistics: the basic statistics by name; None where they make no sense.
+        sketch: float32, shape (64,); None when not taken.
+        digest: 64-bit digest of the bytes.
+        note: why something is missing.
+        key: its key in the tensor store; None when it was not stored.
+
+    Each statistic is an attribute too: `value.mean`, `value.nan_count`.
+    """
+
+    seq: int
+    call_seq: int | None
+    step: int
+    rank: int
+    model: str | None
+    path: str | None
+    kind: str
+    slot: str
+    call: int | None
+    phase: str | None
+    pass_: int | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    device: str | None
+    statistics: dict[str, float | int | None]
+    sketch: np.ndarray | None
+    digest: int | None
+    note: str | None
+    key: str | None
+    store: TensorSource = field(compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in STATISTICS:
+            return self.statistics[name]
+        raise AttributeError(f"a recorded value has no attribute {name!r}; the tensor itself is .tensor")
+
+    @property
+    def stored(self) -> bool:
+        """Whether the tensor itself is in the recording."""
+        return self.key is not None and self.store.has_tensor(self.key, self.rank)
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor: the framework's own in a live recording, a NumPy array in an opened one.
+
+        Raises:
+            NotRecordedError: only its statistics were recorded.
+        """
+        if self.key is not None and not self.stored:
+            stopped = self.store.manifest.tensors_stopped or "the recording was cut off before it was written"
+            raise NotRecordedError(f"the tensor of {self.address} was not stored: {stopped}")
+        if self.key is None:
+            why = f" ({self.note})" if self.note else ""
+            raise NotRecordedError(
+                f"{self.address} was recorded without its tensor{why}; record(..., tensors=True) stores tensors"
+            )
+        return self.store.tensor(self.key, self.rank)
+
+    def as_numpy(self) -> np.ndarray:
+        """Give the tensor as a NumPy array on the host, bf16 and fp8 through ml_dtypes."""
+        return converters.to_numpy(self.tensor)
+
+    def as_torch(self) -> Any:
+        """Give the tensor as a torch tensor on the host.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        return converters.from_numpy(self.as_numpy(), "torch")
+
+    @property
+    def address(self) -> str:
+        """`path:kind slot#call@step`."""
+        path = self.path or "(root)"
+        slot = "" if not self.slot else self.slot if self.slot[0] in "[." else f" {self.slot}"
+        call = "" if self.call is None else f"#{self.call}"
+        return f"{path}:{self.kind}{slot}{call}@{self.step}"
+
+    def __repr__(self) -> str:
+        parts = [self.address, self.dtype or "?"]
+        if self.shape is not None:
+            parts.append("(" + ", ".join(map(str, self.shape)) + ")")
+        statistics = self.statistics
+        if statistics.get("min") is not None:
+            parts.append(f"x∈[{statistics['min']:.4g}, {statistics['max']:.4g}]")
+        if statistics.get("mean") is not None and statistics.get("std") is not None:
+            parts.append(f"μ={statistics['mean']:.4g} σ={statistics['std']:.4g}")
+        parts += [f"{statistics[name]} {word}!" for name, word in _COUNTS if statistics.get(name)]
+        if self.device and self.device != "cpu":
+            parts.append(self.device)
+        if self.note:
+            parts.append(f"({self.note})")
+        return " ".join(parts)
+
+
+def value_from_row(row: dict[str, Any], store: TensorSource) -> Value:
+    """Make a value of a row of the table `values`."""
+    return Value(
+        seq=row["seq"],
+        call_seq=row["call_seq"],
+        step=row["step"],
+        rank=row["rank"],
+        model=row["model"],
+        path=row["path"],
+        kind=row["kind"],
+        slot=row["slot"] or "",
+        call=row["call"],
+        phase=row["phase"],
+        pass_=row["pass"],
+        shape=None if row["shape"] is None else tuple(row["shape"]),
+        dtype=row["dtype"],
+        device=row["device"],
+        statistics={name: row[name] for name in STATISTICS},
+        sketch=None if row["sketch"] is None else np.asarray(row["sketch"], np.float32),
+        digest=row["digest"],
+        note=row["note"],
+        key=row["tensor"],
+        store=store,
+    )
+
+
+class Nested(Mapping[str, Any]):
+    """The tensors of a nested value, by slot.
+
+    `nested['["logits"]']` takes the slot as it is written; `nested["logits"]`, `nested[0]` and `nested.hidden_states` go down one
+    level. Where a tensor was stored, that is what is given; where not, its `Value`.
+    """
+
+    def __init__(self, leaves: Sequence[tuple[tuple[str | int, ...], Value]], what: str) -> None:
+        self._leaves = list(leaves)
+        self._what = what
+
+    def __getitem__(self, key: str | int) -> Any:
+        if isinstance(key, str):
+            for _, value in self._leaves:
+                if value.slot == key:
+                    return _given(value)
+        below = [(tokens[1:], value) for tokens, value in self._leaves if tokens and tokens[0] == key]
+        if not below:
+            slots = ", ".join(repr(slot) for slot in self) or "none"
+            raise NotRecordedError(f"{self._what} has no slot {key!r}; its slots are {slots}")
+        return (
+            _given(below[0][1]) if len(below) == 1 and not below[0][0] else Nested(below, f"{self._what}{_step(key)}")
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except NotRecordedError as error:
+            raise AttributeError(str(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (value.slot for _, value in self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __repr__(self) -> str:
+        lines = "".join(f"\n  {value!r}" for _, value in self._leaves)
+        return f"{self._what}: {len(self)} tensors{lines}"
+
+
+def _step(key: str | int) -> str:
+    return f"[{key}]" if isinstance(key, int) else f".{key}" if key.isidentifier() else f'["{key}"]'
+
+
+def _tokens(slot: str) -> tuple[str | int, ...]:
+    tokens: list[str | int] = []
+    for match in _TOKEN.finditer(slot):
+        if match["index"] is not None:
+            tokens.append(int(match["index"]))
+        elif match["quoted"] is not None:
+            tokens.append(re.sub(r"\\(.)", r"\1", match["quoted"][1:-1]))
+        else:
+            tokens.append(match["name"])
+    return tuple(tokens)
+
+
+def _given(value: Value) -> Any:
+    return value.tensor if value.stored else value
+
+
+def gather(values: Sequence[Value], what: str) -> Any:
+    """Give the values of one kind of one call as what they were: a bare tensor, or a nested value.
+
+    Args:
+        values: at least one.
+        what: the address, for messages.
+    """
+    if len(values) == 1 and values[0].slot == "":
+        return _given(values[0])
+    return Nested([(_tokens(value.slot), value) for value in values], what)
+
+
+class TensorSequence(Sequence[Any]):
+    """All tensors of one kind of one module, over steps and calls, each read only when asked for.
+
+    From a file they are memory-mapped: an item costs no memory until its elements are looked at.
+
+    Attributes:
+        steps: the step of each.
+    """
+
+    def __init__(self, keys: Sequence[str], ranks: Sequence[int], steps: Sequence[int], store: TensorSource) -> None:
+        self._keys = keys
+        self._ranks = ranks
+        self.steps = list(steps)
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return TensorSequence(self._keys[index], self._ranks[index], self.steps[index], self._store)
+        return self._store.tensor(self._keys[index], self._ranks[index])
+
+    def __repr__(self) -> str:
+        span = f", steps {self.steps[0]} to {self.steps[-1]}" if self.steps else ""
+        return f"{len(self)} tensors{span}"

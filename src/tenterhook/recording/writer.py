@@ -1,0 +1,303 @@
+"""A recording on disk, written by a thread of its own while the run goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tenterhook.recording import converters
+from tenterhook.recording.bounded import BoundedQueue
+from tenterhook.recording.files import rank_files
+from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
+from tenterhook.recording.schema import CALLS, MODULES, VALUES
+from tenterhook.recording.shards import SHARD_BYTES, ShardWriter
+from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, write_manifest
+from tenterhook.recording.tensors import write_index
+
+__all__ = ["DiskSink"]
+
+_log = logging.getLogger("tenterhook")
+
+QUEUE_LIMIT = 256 << 20
+_BATCH_BYTES = 8 << 20
+
+
+class _Item(msgspec.Struct):
+    table: str  # "calls", "values", "tensors"; "" for a request to flush
+    size: int = 0
+    batch: Any = None
+    key: str = ""
+    done: Any = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.batch) if self.table in ("calls", "values") else 0
+
+
+class DiskSink:
+    """Writes a recording to `NAME.thk/`.
+
+    Rows and tensors go through a bounded queue to a thread that writes them at least each `flush_interval` seconds; a process that is
+    killed loses no more than that. A slow disk slows the run. A full disk, or any other error while writing, stops the recording and
+    not the run: `failure` says why, the manifest is marked partial, later rows are counted as lost. A forked child writes nothing.
+
+    Args:
+        target: the directory, which must not exist.
+        manifest: what is known at the start; `world` above 1 lets the ranks share the directory.
+        rank: number of this process.
+        overwrite: replace an older recording; nothing else is ever deleted.
+        flush_interval: seconds.
+        queue_limit: bytes that may wait in memory.
+        budget: bytes that may be written before tensors are no longer stored; rows go on.
+        roll_bytes: size at which a stream is turned into Parquet.
+        shard_bytes: size at which a new shard of tensors begins.
+
+    Raises:
+        TargetError: the target exists, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        manifest: Manifest,
+        *,
+        rank: int = 0,
+        overwrite: bool = False,
+        flush_interval: float = 1.0,
+        queue_limit: int = QUEUE_LIMIT,
+        budget: int | None = None,
+        roll_bytes: int = ROLL_BYTES,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        self.path = Path(target).absolute()
+        self._pid = os.getpid()
+        self._rank = rank
+        self._budget = budget
+        self._accepted = 0
+        self._tensors_stopped: str | None = None
+        self._closed = False
+        folder = claim(self.path, manifest, rank, overwrite=overwrite)
+        self._worker = _Worker(folder, flush_interval, queue_limit, roll_bytes, shard_bytes)
+        # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
+        self._finalizer = weakref.finalize(self, _Worker.finish, self._worker)
+
+    @property
+    def failure(self) -> str | None:
+        """Why writing stopped; None while all is well."""
+        return self._worker.failure
+
+    @property
+    def lost_rows(self) -> int:
+        """Rows that were handed over and are not on the disk, because of `failure`."""
+        return self._worker.lost
+
+    @property
+    def tensors_stopped(self) -> str | None:
+        """Why tensors are no longer stored; None while they are."""
+        return self._tensors_stopped
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Seconds that the run waited for the disk."""
+        return self._worker.queue.waited
+
+    def write_calls(self, batch: pa.RecordBatch) -> None:
+        """Hand over rows of the schema `CALLS`."""
+        self._put(_Item("calls", batch.nbytes, batch))
+
+    def write_values(self, batch: pa.RecordBatch) -> None:
+        """Hand over rows of the schema `VALUES`."""
+        self._put(_Item("values", batch.nbytes, batch))
+
+    def write_tensor(self, key: str, tensor: Any) -> bool:
+        """Hand over a tensor, which must not be changed from now on.
+
+        Args:
+            key: what the column `tensor` of the value's row says; unique in this rank.
+            tensor: an ndarray, of ml_dtypes too; tensors of a framework are converted here, in the calling thread.
+
+        Returns:
+            Whether it will be stored; False over budget, after a failure and in a forked child.
+        """
+        if self._tensors_stopped or self.failure or self._foreign():
+            return False
+        array = np.asarray(converters.to_numpy(tensor))
+        if self._budget is not None and self._accepted + array.nbytes > self._budget:
+            self._tensors_stopped = f"the budget of {self._budget} bytes was reached at {key}"
+            _log.warning("%s: %s; tensors are no longer stored, rows are", self.path, self._tensors_stopped)
+            return False
+        return self._put(_Item("tensors", array.nbytes, array, key))
+
+    def flush(self) -> None:
+        """Return when all that was handed over is in the files."""
+        done = threading.Event()
+        if self._put(_Item("", done=done)):
+            while not done.wait(0.1) and self._worker.thread.is_alive():
+                pass
+
+    def close(self, manifest: Manifest, modules: pa.Table) -> None:
+        """Finish: write what is left, compact to Parquet, publish `recording.json` with `complete: true` last.
+
+        Sets `complete`, `partial`, `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` of the manifest.
+        """
+        if self._closed or self._foreign():
+            return
+        self._closed = True
+        self._finalizer.detach()
+        self._worker.finish(modules)
+        manifest.tensors_stopped = self._tensors_stopped
+        manifest.cost.blocked_seconds = self._worker.queue.waited
+        manifest.lost_rows = self.lost_rows
+        if self.failure:
+            manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
+        manifest.complete = True
+        try:
+            write_manifest(self.path, manifest, self._rank)
+        except OSError as error:
+            manifest.complete = False
+            self._worker.fail(error)
+
+    def _foreign(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _put(self, item: _Item) -> bool:
+        # A forked child has no writer thread, and its locks may be held for ever: look before touching any.
+        if self._foreign():
+            return False
+        if not self._closed and self._worker.queue.put(item, item.size):
+            self._accepted += item.size
+            return True
+        self._worker.lost += item.rows
+        return False
+
+
+class _Worker:
+    """The thread that writes, and what it writes with."""
+
+    def __init__(self, folder: Path, interval: float, limit: int, roll_bytes: int, shard_bytes: int) -> None:
+        self.failure: str | None = None
+        self.lost = 0
+        self.queue: BoundedQueue[_Item] = BoundedQueue(limit)
+        self._folder = folder
+        self._pid = os.getpid()
+        self._interval = interval
+        self._enough = min(_BATCH_BYTES, max(limit // 4, 1))
+        self._compactor = ThreadPoolExecutor(1, "tenterhook-compact")
+        self._writers = {
+            "calls": RowWriter(folder, "calls", CALLS, self._compactor, roll_bytes=roll_bytes),
+            "values": RowWriter(folder, "values", VALUES, self._compactor, roll_bytes=roll_bytes),
+        }
+        self._shards = ShardWriter(folder, shard_bytes=shard_bytes)
+        self._taken: deque[_Item] = deque()
+        self._pending: dict[str, list[_Item]] = {"calls": [], "values": []}
+        self._pending_size = 0
+        self._due = float("inf")
+        self._ending = False
+        self.thread = threading.Thread(target=self._run, name="tenterhook-writer", daemon=True)
+        self.thread.start()
+
+    def finish(self, modules: pa.Table | None = None) -> None:
+        """Write what is left and close the files; with `modules`, compact."""
+        if os.getpid() != self._pid:
+            return
+        self._ending = True
+        self.queue.put(_Item(""), 0)
+        self.thread.join()
+        self.lost += sum(item.rows for item in self.queue.shut())
+        try:
+            if self.failure is None and modules is not None:
+                for writer in self._writers.values():
+                    writer.close()
+                if self._shards.close():
+                    write_index(self._folder, rank_files(self._folder, 0).shards)
+            if modules is not None:
+                self._end_folder(modules)
+        except Exception as error:  # broad: whatever goes wrong at the end of a recording must not end the run
+            self.fail(error)
+        if self.failure is not None or modules is None:
+            self._stop_files()
+        self._compactor.shutdown()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop: keep what is on the disk, take nothing more, remember why."""
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if self.failure is None:
+            self.failure = f"writing stopped: {words}"
+            _log.warning("%s: %s; the run goes on without being recorded", self._folder.parent, self.failure)
+        left = [*self._taken, *self.queue.shut(), *self._pending["calls"], *self._pending["values"]]
+        self._taken.clear()
+        self._pending = {"calls": [], "values": []}
+        self.lost += sum(item.rows for item in left)
+        for item in left:
+            if item.done is not None:
+                item.done.set()
+
+    def _run(self) -> None:
+        try:
+            while not (self._ending and self._step(0)):
+                self._step(max(0.0, self._due - time.monotonic()) if self._due < float("inf") else None)
+            self._write_rows()
+        except Exception as error:  # broad: a fault of ours or of the disk ends the recording, never the run
+            self.fail(error)
+            self._stop_files()
+
+    def _step(self, timeout: float | None) -> bool:
+        """Deal with what is there; whether there was nothing."""
+        self._taken.extend(self.queue.take(timeout))
+        idle = not self._taken
+        while self._taken:
+            item = self._taken[0]
+            if item.table == "tensors":
+                self._shards.append(item.key, item.batch)
+                self.queue.release(item.size)
+                self._taken.popleft()
+            elif item.table:
+                self._pending[item.table].append(self._taken.popleft())
+                self._pending_size += item.size
+                self._due = min(self._due, time.monotonic() + self._interval)
+                if self._pending_size >= self._enough:
+                    self._write_rows()
+            else:
+                self._write_rows()
+                self._taken.popleft()
+                if item.done is not None:
+                    item.done.set()
+        if time.monotonic() >= self._due:
+            self._write_rows()
+        return idle
+
+    def _write_rows(self) -> None:
+        for table, items in self._pending.items():
+            if items:
+                self._writers[table].append([item.batch for item in items])
+                self._pending[table] = []
+                size = sum(item.size for item in items)
+                self._pending_size -= size
+                self.queue.release(size)
+        self._due = float("inf")
+
+    def _stop_files(self) -> None:
+        for writer in self._writers.values():
+            writer.stop()
+        self._shards.stop()
+
+    def _end_folder(self, modules: pa.Table) -> None:
+        (self._folder / RESERVE_NAME).unlink(missing_ok=True)
+        table = modules.select(MODULES.names).cast(MODULES)
+        draft = self._folder / "modules.parquet.tmp"
+        pq.write_table(table, str(draft), **parquet_options(MODULES))
+        draft.replace(self._folder / "modules.parquet")
+        (self._folder / CLAIM_NAME).unlink(missing_ok=True)
