@@ -5,6 +5,11 @@ Importing this package imports no framework and changes nothing.
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from tenterhook.errors import TenterhookError
+from tenterhook.hookset import hooks
+from tenterhook.recorder import record
+from tenterhook.recording.reader import open_recording as open  # noqa: A004  # th.open reads as files do
+
+__all__ = ["TenterhookError", "__version__", "hooks", "open", "record"]
 
 __version__ = "0.1.0.dev0"

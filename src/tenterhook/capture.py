@@ -46,12 +46,12 @@ class Capture:
     """Attaches to modules and turns their events into rows."""
 
     def __init__(
-        self, backend: Backend, sink: Sink, options: CaptureOptions, on_step_end: Callable[[int], None], listener: EventListener | None = None
+        self, backend: Backend, sink: Sink, options: CaptureOptions, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None], listener: EventListener | None = None
     ) -> None:
         self.backend = backend
         self.sink = sink
         self.options = options
-        self.tracker = Tracker(backend, on_step_end)
+        self.tracker = Tracker(backend, on_step_begin, on_step_end)
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.closed = False
@@ -83,9 +83,9 @@ class Capture:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
         watched.attachment = self.backend.attach(
             module,
-            partial(self._guarded, self._before, watched),
-            partial(self._guarded, self._after, watched),
-            partial(self._guarded, self._failed, watched),
+            partial(self.guarded, self._before, watched),
+            partial(self.guarded, self._after, watched),
+            partial(self.guarded, self._failed, watched),
         )
 
     def detach(self, *, but: Watched | None = None) -> None:
@@ -105,7 +105,7 @@ class Capture:
             self.closed = True
             self.detach()
 
-    def _guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+    def guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
             return None
@@ -120,6 +120,14 @@ class Capture:
             return None
         finally:
             self.hook_ns += time.perf_counter_ns() - start
+
+    def begin_running_call(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call that the framework has begun already; aliases of its inputs come too late and are left out."""
+        wants, self._wants_grad_input = self._wants_grad_input, False
+        try:
+            self._before(watched, module, args, kwargs)
+        finally:
+            self._wants_grad_input = wants
 
     # --- forward ---------------------------------------------------------------------------------------------------
     def _before(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,7 +246,7 @@ class Capture:
 
     # --- backward --------------------------------------------------------------------------------------------------
     def _tap(self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any) -> Detachable | None:
-        tap = self.backend.tap(tensor, partial(self._guarded, self._gradient, call, kind, slot), module, self)
+        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot), module, self)
         watched = call.watched
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
@@ -272,7 +280,7 @@ class Capture:
         call.backward_seq = self.tracker.next_seq()
         if token not in self._passes:
             self._passes[token] = []
-            if not self.backend.at_backward_end(partial(self._guarded, self._end_backward, token)):
+            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token)):
                 self._passes = {token: []}
         parent = call.parent
         while parent is not None and parent.token != token:

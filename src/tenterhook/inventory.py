@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from tenterhook._nearest import nearest
 from tenterhook.backends import Backend
 from tenterhook.capture import Capture
+from tenterhook.errors import SelectionError
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.select import Entry, Selection, resolve
 from tenterhook.tracker import Watched
 
-__all__ = ["model_manifest", "modules_table", "watch_model"]
+__all__ = ["model_manifest", "modules_rows", "table_of", "unmatched", "watch_model"]
 
 
 def watch_model(
-    backend: Backend, model: Any, name: str, select: Selection, tensors: Selection | bool, *, lenient: bool = False
+    backend: Backend,
+    model: Any,
+    name: str,
+    select: Selection,
+    tensors: Selection | bool,
+    *,
+    lenient: bool = False,
+    matched: set[str] | None = None,
 ) -> list[Watched]:
     """List the modules of ``model`` as watched ones, the root first, marked by what is wanted of them.
 
+    Args:
+        backend: the model's framework.
+        model: the outermost module.
+        name: the model's name in the recording.
+        select: which modules are wanted; patterns only, where ``lenient``.
+        tensors: of which of these the tensors are kept.
+        lenient: a pattern that matches nothing here does no harm: it may be meant for another model of the script.
+        matched: where lenient, the patterns that matched something are added here.
+
     Raises:
-        SelectionError: a selection matches nothing (unless ``lenient``: then nothing is wanted of this model).
+        SelectionError: a selection matches nothing.
     """
     entries = backend.entries(model)
-    chosen = _chosen(select, entries, lenient)
-    keep = set() if tensors is False or tensors is None else chosen if tensors is True else _chosen(tensors, entries, lenient)
+    chosen = {entry.path for entry in (_lenient(select, entries, matched) if lenient else resolve(select, entries, require_callable=True))}
+    keep: set[str] = set()
+    if tensors is True:
+        keep = chosen
+    elif tensors is not False and tensors is not None:
+        keep = {entry.path for entry in resolve(tensors, entries, require_callable=True)}
     sizes: dict[str, int] = {}
     for parameter in backend.parameters(model):
         sizes[parameter.path] = sizes.get(parameter.path, 0) + backend.numel(parameter.parameter)
@@ -40,17 +62,39 @@ def watch_model(
     return watched
 
 
-def _chosen(select: Selection, entries: Sequence[Entry], lenient: bool) -> set[str]:
-    if lenient:
-        from_all = resolve_leniently(select, entries)
-    else:
-        from_all = resolve(select, entries, require_callable=True)
-    return {entry.path for entry in from_all}
+def _lenient(select: Any, entries: Sequence[Entry], matched: set[str] | None) -> list[Entry]:
+    """Resolve pattern by pattern, leaving out those that match nothing here."""
+    if select is None:
+        return resolve(None, entries, require_callable=True)
+    fitting = []
+    for pattern in select:
+        if pattern.startswith("!"):
+            fitting.append(pattern)
+            continue
+        try:
+            resolve(pattern, entries, require_callable=True)
+        except SelectionError:
+            continue
+        fitting.append(pattern)
+        if matched is not None:
+            matched.add(pattern)
+    if not fitting or (all(pattern.startswith("!") for pattern in fitting) and len(fitting) < len(select)):
+        return []
+    try:
+        return resolve(fitting, entries, require_callable=True)
+    except SelectionError:  # the excludes leave nothing of this model
+        return []
 
 
-def resolve_leniently(select: Selection, entries: Sequence[Entry]) -> list[Entry]:
-    """Resolve item by item, so that an item that fits another model of the script does no harm here."""
-    raise NotImplementedError
+def unmatched(select: Sequence[str], matched: set[str], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """List the patterns that matched in no model of the script, with the nearest names."""
+    names = [row["path"] for row in rows if row["path"]]
+    missing = []
+    for pattern in select:
+        if not pattern.startswith("!") and pattern not in matched:
+            near = nearest(pattern, names)
+            missing.append((pattern, f"no module matches; nearest: {', '.join(near)}" if near else "no module matches"))
+    return missing
 
 
 def _source(module: Any) -> str | None:
@@ -72,8 +116,16 @@ def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:
     )
 
 
-def modules_table(backend: Backend, model: Any, watched: Sequence[Watched], capture: Capture) -> pa.Table:
-    """Build the table of modules with what was seen of each, and the reason where something was not."""
+def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Build the table of modules from its rows."""
+    return pa.Table.from_pylist(list(rows), MODULES)
+
+
+def modules_rows(backend: Backend, model: Any, watched: Sequence[Watched], capture: Capture) -> list[dict[str, Any]]:
+    """List the rows of the table of modules: what was seen of each, and the reason where something was not.
+
+    ``model`` is None where it is gone already; its modules are not looked at again then.
+    """
     blind = backend.blind_spots(model) if model is not None else {}
     present = {entry.path: entry for entry in backend.entries(model)} if model is not None else {}
     gradients_came = any(one.gradient_count for one in watched)
@@ -91,15 +143,19 @@ def modules_table(backend: Backend, model: Any, watched: Sequence[Watched], capt
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (entry is None or entry.callable),
                 "calls": one.call_count,
-                "reason": _reason(one, entry, blind, capture, gradients_came) if one.wanted else None,
+                "reason": _reason(one, entry, blind, capture, gradients_came, gone=model is None) if one.wanted else None,
             }
         )
-    return pa.Table.from_pylist(rows, MODULES)
+    return rows
 
 
-def _reason(one: Watched, entry: Entry | None, blind: Any, capture: Capture, gradients_came: bool) -> str | None:
+def _reason(
+    one: Watched, entry: Entry | None, blind: Mapping[str, str], capture: Capture, gradients_came: bool, *, gone: bool
+) -> str | None:
     """Say why a wanted module, or a kind of it, was not seen; None when all was."""
     module = one.ref()
+    if gone:
+        return None if one.call_count else "never called"
     if module is None or (entry is not None and entry.module is not module):
         return f"module at '{one.name}' is no longer the one hooked: it was replaced"
     if entry is None:

@@ -15,11 +15,12 @@ from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
-from tenterhook.inventory import model_manifest, modules_table, watch_model
+from tenterhook.inventory import model_manifest, modules_rows, table_of, watch_model
 from tenterhook.parameters import ParameterWatch
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost, Manifest
 from tenterhook.recording.memory import MemorySink
+from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
 from tenterhook.select import Selection, describe, resolve
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from tenterhook.recording.call import Call, ModuleView
     from tenterhook.recording.coverage import Coverage
 
-__all__ = ["KINDS", "Recorder", "capture_options", "check_kinds", "record"]
+__all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "Sampling", "capture_options", "check_kinds", "record"]
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind)
 """Everything that can be recorded."""
 
-_PARAMETER_KINDS = frozenset({"param", "param_grad", "update"})
+PARAMETER_KINDS = frozenset({"param", "param_grad", "update"})
+"""The kinds that belong to parameters rather than to calls."""
 
 
 def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[str]:
@@ -102,10 +104,10 @@ class Recorder:
         self._manifest = manifest
         self._sampling = sampling
         self._fused = fused
-        self._capture = Capture(backend, sink, options, self._step_ended)
+        self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
         self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
         self._capture.watched = self._watched
-        self._parameters = ParameterWatch(self._capture, model, self._watched) if options.kinds & _PARAMETER_KINDS else None
+        self._parameters = ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
@@ -172,6 +174,10 @@ class Recorder:
         self._paused = False
         self._settle_hooks()
 
+    def _step_began(self) -> None:
+        if self._parameters is not None and self._capture.active:
+            self._parameters.step_begins()
+
     def _step_ended(self, step: int) -> None:
         if self._parameters is not None:
             self._parameters.step_ended(step)
@@ -195,8 +201,6 @@ class Recorder:
         for watched in self._watched:
             if watched.wanted or watched.is_root:
                 self._capture.attach(watched)
-        if self._parameters is not None:
-            self._parameters.step_begins()
 
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
@@ -206,7 +210,7 @@ class Recorder:
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
-        return modules_table(self._backend, self._model, self._watched, self._capture)
+        return table_of(modules_rows(self._backend, self._model, self._watched, self._capture))
 
     def _finished_manifest(self) -> Manifest:
         manifest = self._manifest
@@ -226,10 +230,10 @@ class Recorder:
             if isinstance(self._sink, MemorySink):
                 self._recording = Recording(self._sink)
             elif self._state == "closed":
-                self._recording = Recording.open(self._sink.path)
+                self._recording = open_recording(self._sink.path)
             else:
                 self._sink.flush()
-                return Recording.open(self._sink.path)
+                return open_recording(self._sink.path)
         return self._recording
 
     @property

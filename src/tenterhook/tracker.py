@@ -70,6 +70,12 @@ class Watched:
         self.step_calls: list[LiveCall] = []
         self.recomputed = 0
 
+    def succeed(self, old: Watched) -> None:
+        """Go on where a module of the same place and make has left off."""
+        self.call_count, self.gradient_count = old.call_count, old.gradient_count
+        self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
+        self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
+
     @property
     def name(self) -> str:
         return self.path or "(root)"
@@ -125,12 +131,14 @@ class Tracker:
 
     Args:
         backend: the framework.
+        on_step_begin: called before the first call of a step.
         on_step_end: called with the number of the step that has ended.
     """
 
-    def __init__(self, backend: Backend, on_step_end: Callable[[int], None]) -> None:
+    def __init__(self, backend: Backend, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None]) -> None:
         self._backend = backend
         self._in_backward = backend.in_backward
+        self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
         self._sequence = itertools.count()
@@ -211,8 +219,8 @@ class Tracker:
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> None:
-        self._calls_in_step = True
         if not watched.is_root or thread != self._home_thread or self._in_backward():
+            self._begin_step()
             return
         if watched in self._roots_run:
             if self._steps_by is None:
@@ -221,8 +229,13 @@ class Tracker:
                 self._steps_by = "optimizer" if has_optimizer else "forward"
             if self._steps_by == "forward":
                 self.end_step()
-                self._calls_in_step = True
+        self._begin_step()
         self._roots_run.add(watched)
+
+    def _begin_step(self) -> None:
+        if not self._calls_in_step:
+            self._calls_in_step = True
+            self._on_step_begin()
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""

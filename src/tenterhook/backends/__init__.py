@@ -17,7 +17,7 @@ from tenterhook.errors import HookError
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
-__all__ = ["After", "Backend", "Before", "Detachable", "Failed", "ParameterEntry", "Summary", "find_backend", "loaded_backends"]
+__all__ = ["FRAMEWORKS", "After", "Backend", "Before", "Detachable", "Failed", "ParameterEntry", "Summary", "find_backend", "loaded_backends"]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
@@ -200,13 +200,15 @@ class Backend(Protocol):
         ...
 
 
-_FRAMEWORKS = {"torch": "tenterhook.backends.torch", "mindspore": "tenterhook.backends.mindspore"}
+FRAMEWORKS = {"torch": "tenterhook.backends.torch", "mindspore": "tenterhook.backends.mindspore"}
+"""Frameworks and the modules that speak to them."""
+
 _TOY = "tenterhook.backends.toy"
 
 
 def loaded_backends() -> list[Backend]:
     """Return the backends of all frameworks that this process has imported by itself."""
-    names = [module for framework, module in _FRAMEWORKS.items() if framework in sys.modules]
+    names = [module for framework, module in FRAMEWORKS.items() if framework in sys.modules]
     if _TOY in sys.modules:
         names.append(_TOY)
     return [importlib.import_module(name).BACKEND for name in names]

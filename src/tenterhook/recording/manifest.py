@@ -81,6 +81,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         argv: the command line.
         git: the commit the run was started from, None outside a repository.
         seeds: the seeds in force at the start, by generator.
+        modes: numeric modes of the framework that change what it computes.
         devices: names of the devices that were used.
         rank: number of the process that wrote this manifest.
         world: number of processes.
@@ -106,6 +107,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     argv: list[str] = []
     git: Git | None = None
     seeds: dict[str, int] = {}
+    modes: dict[str, str | int | bool] = {}
     devices: list[str] = []
     rank: int = 0
     world: int = 1

@@ -1,0 +1,321 @@
+"""Recording a script that knows nothing of it: models are met as they are called first."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from tenterhook.backends import FRAMEWORKS, Backend, Detachable
+from tenterhook.capture import Capture
+from tenterhook.event_log import EventLog
+from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
+from tenterhook.parameters import ParameterWatch
+from tenterhook.recorder import PARAMETER_KINDS, Sampling, capture_options, check_kinds
+from tenterhook.recording.environment import now, start_manifest
+from tenterhook.recording.manifest import Cost, Manifest
+from tenterhook.recording.writer import DiskSink
+from tenterhook.tracker import Watched
+
+__all__ = ["RecordSummary", "ScriptRecorder"]
+
+
+@dataclass(slots=True)
+class RecordSummary:
+    """How a recorded script went; see :class:`tenterhook.reporters.summary.RunSummary`."""
+
+    path: Path
+    modules_selected: int = 0
+    modules_fired: int = 0
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    calls: int = 0
+    values: int = 0
+    steps: int = 0
+    cost_fraction: float = 0.0
+    wall_seconds: float = 0.0
+    size_bytes: int = 0
+    partial: str | None = None
+    nothing_called: bool = True
+
+
+class _Model:
+    """One outermost module that the script has called."""
+
+    def __init__(self, name: str, module: Any, watched: list[Watched]) -> None:
+        self.name = name
+        self.ref = weakref.ref(module)
+        self.watched = watched
+        self.structure = [(one.path, one.type) for one in watched]
+        self.manifest = model_manifest(module, name, watched)
+        self.parameters: ParameterWatch | None = None
+
+
+class ScriptRecorder:
+    """Records every model that a script calls, from the first call on.
+
+    The frameworks are waited for and never imported. Each outermost module is met at its first call, gets its class's
+    name, and hooks on all its modules; a module that turns up later inside a known model gets its own then.
+
+    Args:
+        to: directory to write.
+        select: patterns; each needs to match in some model of the script only.
+        log: text file that gets a line per event.
+        argv: the script's command line, for the manifest.
+
+    Raises:
+        TargetError: ``to`` or ``log`` exists or cannot be written.
+        TenterhookError: an option has a value that it cannot have.
+    """
+
+    def __init__(
+        self,
+        *,
+        to: str | os.PathLike[str],
+        select: Sequence[str] | None = None,
+        kinds: Collection[str] | None = None,
+        stats: str | None = "basic",
+        sketch: bool = True,
+        tensors: bool = False,
+        every: int = 1,
+        steps: str | None = None,
+        log: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        on_error: str = "warn",
+        note: str | None = None,
+        argv: Sequence[str] = (),
+    ) -> None:
+        self._select = list(select) if select else None
+        self._tensors = tensors
+        wanted = check_kinds(kinds, tensors=tensors)
+        self._options = capture_options(wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True)
+        self._sampling = Sampling(every, steps)
+        self._manifest = start_manifest(
+            argv=list(argv), kinds=sorted(wanted), select=", ".join(self._select or ["**"]), tensors=str(tensors).lower(), note=note
+        )
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self._manifest.rank, self._manifest.world = rank, world
+        self._log = EventLog(log) if log is not None else None
+        self._sink = DiskSink(Path(to), self._manifest, rank=rank, overwrite=overwrite)
+        self._capture: Capture | None = None
+        self._backend: Backend | None = None
+        self._models: list[_Model] = []
+        self._by_module: dict[int, Watched] = {}
+        self._strays: Counter[str] = Counter()
+        self._attachments: list[Detachable] = []
+        self._matched: set[str] = set()
+        self._stack = contextlib.ExitStack()
+        self._pid = os.getpid()
+        self._running = False
+        self._began_ns = 0
+
+    # --- the session -----------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Wait for a framework's import, or take the one that is there."""
+        self._running = True
+        self._began_ns = time.perf_counter_ns()
+        for framework in FRAMEWORKS:
+            if framework in sys.modules:
+                self._framework_imported(framework)
+            else:
+                wrapt.register_post_import_hook(lambda module: self._framework_imported(module.__name__), framework)
+
+    def _framework_imported(self, framework: str) -> None:
+        if not self._running or os.getpid() != self._pid:
+            return
+        backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
+        self._attachments.append(
+            backend.on_any_call(self._is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs))
+        )
+
+    def _begin(self, backend: Backend) -> Capture:
+        """The first model decides which framework is recorded."""
+        self._backend = backend
+        for name, value in backend.environment().items():
+            setattr(self._manifest, name, value)
+        self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
+        if self._log is not None:
+            self._log.summary = backend.summary
+        self._stack.enter_context(backend.seeing_everything(None))
+        self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
+        return self._capture
+
+    def close(self, error: BaseException | None = None) -> RecordSummary:
+        """Take everything off, finish the recording and say how it went. Never raises."""
+        self._running = False
+        for attachment in self._attachments:
+            attachment.remove()
+        summary = RecordSummary(Path(self._sink.path))
+        rows: list[dict[str, Any]] = []
+        try:
+            if self._capture is not None:
+                self._capture.abandon_open_calls(error)
+                for model in self._models:
+                    if model.parameters is not None:
+                        model.parameters.close()
+                self._capture.close()
+                rows = self._module_rows()
+        except Exception as fault:  # the script has run; what is there is kept, and this is told in the summary
+            self._manifest.partial = f"{type(fault).__name__}: {fault}"
+        finally:
+            self._stack.close()
+            self._finish(summary, rows)
+        return summary
+
+    def _module_rows(self) -> list[dict[str, Any]]:
+        assert self._capture is not None and self._backend is not None
+        rows = []
+        for model in self._models:
+            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture)
+        return rows
+
+    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
+        manifest = self._manifest
+        wall = (time.perf_counter_ns() - self._began_ns) / 1e9
+        manifest.ended = now()
+        manifest.models = [model.manifest for model in self._models]
+        if self._capture is not None:
+            manifest.steps = self._capture.tracker.steps_seen
+            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=wall)
+            manifest.partial = manifest.partial or self._capture.failure
+            summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
+            summary.cost_fraction = manifest.cost.hook_seconds / max(wall - manifest.cost.hook_seconds, 1e-9)
+        self._sink.close(manifest, table_of(rows))
+        if self._log is not None:
+            self._log.close()
+        selected = [row for row in rows if row["selected"]]
+        several = len(self._models) > 1
+        summary.nothing_called = not self._models
+        summary.modules_selected = len(selected)
+        summary.modules_fired = sum(1 for row in selected if row["calls"])
+        summary.missing = [
+            (f"{row['model']}/{row['path'] or '(root)'}" if several else row["path"] or "(root)", row["reason"])
+            for row in selected
+            if row["reason"]
+        ]
+        summary.missing += [(name, f"called {count} times without being part of a model") for name, count in self._strays.items()]
+        if self._select and self._models:
+            summary.missing += unmatched(self._select, self._matched, rows)
+        summary.steps = manifest.steps
+        summary.wall_seconds = wall
+        summary.partial = self._sink.failure or manifest.partial
+        summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
+
+    # --- meeting models --------------------------------------------------------------------------------------------
+    def _is_unknown(self, module: Any) -> bool:
+        watched = self._by_module.get(id(module))
+        return watched is None or watched.ref() is not module
+
+    def _met(self, backend: Backend, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called that has no hooks of ours: a new model, or a new part of one that is running."""
+        if not self._running or os.getpid() != self._pid or (self._backend is not None and backend is not self._backend):
+            return
+        capture = self._capture or self._begin(backend)
+        capture.guarded(self._take_in, capture, module, args, kwargs)
+
+    def _take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        running = capture.tracker.running()
+        if running is None:
+            self._adopt(capture, module)
+        else:
+            model = next((one for one in self._models if one.name == running.watched.model), None)
+            root = model.ref() if model is not None else None
+            if model is None or root is None or not self._join(capture, model, root, module):
+                self._strays[type(module).__name__] += 1
+                return
+        watched = self._by_module.get(id(module))
+        if watched is not None and watched.attachment is not None:
+            capture.begin_running_call(watched, module, args, kwargs)
+
+    def _adopt(self, capture: Capture, module: Any) -> None:
+        backend = capture.backend
+        try:
+            backend.check(module)
+        except Exception as error:  # a script module, say: it runs unseen, which the summary tells
+            self._strays[f"{type(module).__name__} ({str(error).splitlines()[0]})"] += 1
+            return
+        name = type(module).__name__
+        watched = watch_model(backend, module, name, self._select, self._tensors, lenient=True, matched=self._matched)
+        model = _Model(name, module, watched)
+        old = next((one for one in self._models if one.ref() is None and one.structure == model.structure), None)
+        if old is not None:
+            self._succeed(old, model)
+            self._models[self._models.index(old)] = model
+        else:
+            taken = {one.name for one in self._models}
+            number = 2
+            while model.name in taken:
+                model.name = f"{name}-{number}"
+                number += 1
+            self._models.append(model)
+        model.manifest.name = model.name
+        if self._options.kinds & PARAMETER_KINDS:
+            model.parameters = ParameterWatch(capture, module, watched)
+        for one in watched:
+            one.model = model.name
+            self._watch(capture, one)
+        if model.parameters is not None and capture.active:
+            model.parameters.step_begins()
+
+    def _succeed(self, old: _Model, new: _Model) -> None:
+        """A model of the same make that is gone (``nn.CrossEntropyLoss()(...)`` in a loop) is gone on with under its name."""
+        new.name = old.name
+        for before, after in zip(old.watched, new.watched, strict=True):
+            after.succeed(before)
+
+    def _join(self, capture: Capture, model: _Model, root: Any, module: Any) -> bool:
+        """Look whether ``module`` has become part of a known model since that was met."""
+        fresh = watch_model(capture.backend, root, model.name, self._select, self._tensors, lenient=True, matched=self._matched)
+        joined = False
+        for one in fresh:
+            if self._is_unknown(one.ref()):
+                model.watched.append(one)
+                self._watch(capture, one)
+                joined = joined or one.ref() is module
+        return joined
+
+    def _watch(self, capture: Capture, watched: Watched) -> None:
+        module = watched.ref()
+        old = self._by_module.get(id(module))
+        if old is not None and old.ref() is module and old.attachment is not None:
+            old.attachment.remove()  # it was met by itself before the model that it is part of
+            old.attachment = None
+        self._by_module[id(module)] = watched
+        capture.watched.append(watched)
+        if capture.active and (watched.wanted or watched.is_root):
+            capture.attach(watched)
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+    def _step_began(self) -> None:
+        for model in self._models:
+            if model.parameters is not None and self._capture is not None and self._capture.active:
+                model.parameters.step_begins()
+
+    def _step_ended(self, step: int) -> None:
+        capture = self._capture
+        if capture is None:
+            return
+        for model in self._models:
+            if model.parameters is not None:
+                model.parameters.step_ended(step)
+        capture.watched = [one for one in capture.watched if one.ref() is not None]
+        if self._sampling.wants(step + 1):
+            capture.active = True
+            for one in capture.watched:
+                if one.wanted or one.is_root:
+                    capture.attach(one)
+        else:
+            capture.active = False
+            capture.detach()
+            for one in capture.watched:
+                if one.is_root and capture.tracker.needs_root:
+                    capture.attach(one)
