@@ -82,6 +82,9 @@ def _corrected(text: str, paths: Sequence[str]) -> list[str]:
 
 
 def _alike(level: str, known: Sequence[str]) -> list[str]:
+    if level.isdecimal():
+        numbers = sorted((name for name in known if name.isdecimal()), key=lambda name: abs(int(name) - int(level)))
+        return numbers[:3]
     folded = level.lower()
     same = [
         name for name in known if name.lower() == folded or name.lower() in (f"{folded}s", folded.removesuffix("s"))
@@ -106,8 +109,8 @@ def _similar(text: str, paths: Sequence[str]) -> list[str]:
             level = parent.count(".") + 1
             same_depth = [path for path in siblings if path.count(".") == level] or siblings
             last = text[len(parent) + 1 :].partition(".")[0]
-            if last.isdigit():
-                numbered = [path for path in same_depth if path.rpartition(".")[2].isdigit()]
+            if last.isdecimal():
+                numbered = [path for path in same_depth if path.rpartition(".")[2].isdecimal()]
                 return sorted(numbered, key=lambda path: abs(int(path.rpartition(".")[2]) - int(last)))[:_MOST]
             return difflib.get_close_matches(text, same_depth, n=_MOST, cutoff=0.3) or same_depth[:_MOST]
     return difflib.get_close_matches(text, paths, n=_MOST, cutoff=0.5)

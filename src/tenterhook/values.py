@@ -202,7 +202,7 @@ def same_structure(a: Any, b: Any, is_leaf: IsLeaf) -> str | None:
     'tuple(float, None) against float'
     """
     test = _as_predicate(is_leaf)
-    slot = next(_differences(a, b, "", test, []), None)
+    slot = next(_differences(a, b, "", test, ([], [])), None)
     if slot is None:
         return None
     where = f" (they part at {slot})" if slot else ""
@@ -210,22 +210,24 @@ def same_structure(a: Any, b: Any, is_leaf: IsLeaf) -> str | None:
 
 
 def _differences(
-    a: Any, b: Any, slot: str, test: Callable[[Any], bool], above: list[tuple[int, bool]]
+    a: Any, b: Any, slot: str, test: Callable[[Any], bool], above: tuple[list[tuple[int, bool]], list[tuple[int, bool]]]
 ) -> Iterator[str]:
     leaf = test(a)
-    if leaf is not test(b) or (not leaf and type(a) is not type(b)):
+    if bool(leaf) is not bool(test(b)) or (not leaf and type(a) is not type(b)):
         yield slot
         return
     if leaf or a is b:
         return
-    parts, others = _parts(a, above), dict(_parts(b, above))
+    parts, others = _parts(a, above[0]), dict(_parts(b, above[1]))
     if [step for step, _ in parts] != list(others):
         yield slot
         return
-    above.append((id(a), _is_plain(a)))
+    above[0].append((id(a), _is_plain(a)))
+    above[1].append((id(b), _is_plain(b)))
     for step, part in parts:
         yield from _differences(part, others[step], slot + step, test, above)
-    above.pop()
+    above[0].pop()
+    above[1].pop()
 
 
 def describe_structure(value: Any, is_leaf: IsLeaf) -> str:
@@ -355,6 +357,7 @@ def replace_arguments(
     bound = bind_arguments(names, args, kwargs)
     by_name: dict[str, dict[str, Any]] = {}
     for slot, new in replacements.items():
+        slot = slot.removeprefix(".")  # as addresses write it
         name = _argument_of(slot, bound)
         by_name.setdefault(name, {})[slot[len(name) :]] = new
     values = [rebuild(value, by_name[name]) if name in by_name else value for name, value in bound.items()]
@@ -362,7 +365,6 @@ def replace_arguments(
 
 
 def _argument_of(slot: str, bound: Mapping[str, Any]) -> str:
-    slot = slot.removeprefix(".")
     name = ""
     for step in split_slot(slot):
         name += step
