@@ -167,7 +167,7 @@ def test_sites_sort_by_number_and_then_by_kind() -> None:
         Site("features.11", Kind.GRAD_OUTPUT),
         Site("conv1", Kind.OUTPUT, model="Net"),
     ]
-    assert sorted(ordered[::-1]) == ordered
+    assert sorted(reversed(ordered)) == ordered
 
 
 @given(st.lists(addresses, max_size=6))

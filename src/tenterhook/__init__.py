@@ -8,7 +8,7 @@ from __future__ import annotations
 from tenterhook.errors import TenterhookError
 from tenterhook.hookset import hooks
 from tenterhook.recorder import record
-from tenterhook.recording.reader import open_recording as open  # noqa: A004  # th.open reads as files do
+from tenterhook.recording.reader import open_recording as open  # th.open reads as files do
 
 __all__ = ["TenterhookError", "__version__", "hooks", "open", "record"]
 

@@ -46,19 +46,26 @@ class _CallHook:
 class ForwardPreHook(_CallHook):
     """``fn(module, args)`` before a call."""
 
-    def __init__(self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, allow: frozenset[str]) -> None:
+    def __init__(
+        self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, allow: frozenset[str]
+    ) -> None:
         super().__init__(backend, site, with_name=with_name)
         self.with_kwargs = with_kwargs
         self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
+        """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
         return self.backend.attach(module, self._before, None, first=first)
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.site.applies(self.backend):
             return None
         self.count()
-        returned = self.site.fn(*self.first, module, args, kwargs) if self.with_kwargs else self.site.fn(*self.first, module, args)
+        returned = (
+            self.site.fn(*self.first, module, args, kwargs)
+            if self.with_kwargs
+            else self.site.fn(*self.first, module, args)
+        )
         if returned is None:
             return None
         self.edited()
@@ -73,7 +80,14 @@ class ForwardHook(_CallHook):
     """``fn(module, args, output)`` after a call."""
 
     def __init__(
-        self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, always_call: bool, allow: frozenset[str]
+        self,
+        backend: Backend,
+        site: HookSite,
+        *,
+        with_kwargs: bool,
+        with_name: bool,
+        always_call: bool,
+        allow: frozenset[str],
     ) -> None:
         super().__init__(backend, site, with_name=with_name)
         self.with_kwargs = with_kwargs
@@ -81,6 +95,7 @@ class ForwardHook(_CallHook):
         self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
+        """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
         return self.backend.attach(module, None, self._after, self._failed if self.always_call else None, first=first)
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -116,6 +131,7 @@ class BackwardHook(_CallHook):
         self._running: dict[int, list[_Running]] = {}  # thread -> calls that have begun and not ended
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
+        """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
         self._names = ParameterNames.of(self.backend.forward_function(module))
         return self.backend.attach(module, self._before, self._after, self._failed, first=first)
 
@@ -196,12 +212,16 @@ class BackwardHook(_CallHook):
         new = (returned,) if isinstance(returned, self.backend.tensor_types) else returned
         if not isinstance(new, (tuple, list)) or len(new) != len(old):
             got = f"{len(new)} entries" if isinstance(new, (tuple, list)) else type(returned).__name__
-            raise EditError(f"{self.where}: returned {got}, expected {len(old)} gradient(s)\n  return a tuple with an entry for each, or None")
+            raise EditError(
+                f"{self.where}: returned {got}, expected {len(old)} gradient(s)\n  return a tuple with an entry for each, or None"
+            )
         for slot, before, after in zip(old.slots, old, new, strict=True):
             if after is None:
                 continue
             if before is None:
-                raise EditError(f"{self.where}: returned a gradient for {slot or 'an output'} to which none came\n  return None there")
+                raise EditError(
+                    f"{self.where}: returned a gradient for {slot or 'an output'} to which none came\n  return None there"
+                )
             check_replacement(self.backend, before, after, f"{self.where} {slot}".rstrip())
         return [None if after is before else after for before, after in zip(old, new, strict=True)]
 

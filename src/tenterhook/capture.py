@@ -46,7 +46,13 @@ class Capture:
     """Attaches to modules and turns their events into rows."""
 
     def __init__(
-        self, backend: Backend, sink: Sink, options: CaptureOptions, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None], listener: EventListener | None = None
+        self,
+        backend: Backend,
+        sink: Sink,
+        options: CaptureOptions,
+        on_step_begin: Callable[[], None],
+        on_step_end: Callable[[int], None],
+        listener: EventListener | None = None,
     ) -> None:
         self.backend = backend
         self.sink = sink
@@ -71,7 +77,9 @@ class Capture:
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
 
     def _new_block(self) -> ValueBlock:
-        return ValueBlock(_BLOCK_ROWS, sketch=self.options.statistics and self.options.sketch, digest=self.options.statistics)
+        return ValueBlock(
+            _BLOCK_ROWS, sketch=self.options.statistics and self.options.sketch, digest=self.options.statistics
+        )
 
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:
@@ -159,7 +167,9 @@ class Capture:
             if self._wants_grad_output:
                 self._tap(call, "grad_output", slot, tensor, module)
 
-    def _failed(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+    def _failed(
+        self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+    ) -> None:
         call = self.tracker.end(watched)
         if call is not None and call.recorded:
             self._call_row(call, f"{type(error).__name__}: {error}")
@@ -251,10 +261,10 @@ class Capture:
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
             return None
-        if call.pending is None:
-            call.pending = {}
         call.pending[kind, slot] = -1  # the backward pass that brought it last
-        if self.backend.is_leaf(tensor):  # its hooks outlive the graph: only the newest one stays, until the session ends
+        if self.backend.is_leaf(
+            tensor
+        ):  # its hooks outlive the graph: only the newest one stays, until the session ends
             old = self._leaf_taps.pop(key := (id(tensor), id(watched), slot), None)
             if old is not None:
                 old.remove()

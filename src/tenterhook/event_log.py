@@ -36,7 +36,9 @@ class EventLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("w", encoding="utf-8", buffering=1)  # line by line, also past a crash
         except OSError as error:
-            raise TargetError(f"the log {self.path} cannot be written: {error.strerror}\n  name another file with --log") from error
+            raise TargetError(
+                f"the log {self.path} cannot be written: {error.strerror}\n  name another file with --log"
+            ) from error
 
     def __call__(self, event: str, call: LiveCall, kind: str, slot: str, what: Any) -> None:
         """Write one event; a forked child writes nothing."""
@@ -57,5 +59,6 @@ class EventLog:
         self._file.write(line + "\n")
 
     def close(self) -> None:
+        """Close the file."""
         if os.getpid() == self._pid:
             self._file.close()

@@ -28,6 +28,7 @@ class Gradients(tuple[Any, ...]):
     slots: tuple[str, ...]
 
     def __new__(cls, gradients: Sequence[Any], slots: Sequence[str]) -> Gradients:
+        """Pair gradients with their slots."""
         made = super().__new__(cls, gradients)
         made.slots = tuple(slots)
         return made
@@ -56,7 +57,18 @@ class CallGradients:
         where: address of the call, for messages.
     """
 
-    __slots__ = ("_fire", "_fired", "_gathering", "_inputs", "_outputs", "_replaces", "_token", "_where", "begun", "ended")
+    __slots__ = (
+        "_fire",
+        "_fired",
+        "_gathering",
+        "_inputs",
+        "_outputs",
+        "_replaces",
+        "_token",
+        "_where",
+        "begun",
+        "ended",
+    )
 
     def __init__(self, gathering: Gathering, fire: Fire, replaces: str, where: str) -> None:
         self._gathering = gathering
@@ -105,7 +117,11 @@ class CallGradients:
         if replaced is None:
             return None
         side = self._outputs if self._replaces == "output" else self._inputs
-        late = [slot for slot, new in zip(side.slots, replaced, strict=True) if new is not None and slot != arriving and slot in side.came]
+        late = [
+            slot
+            for slot, new in zip(side.slots, replaced, strict=True)
+            if new is not None and slot != arriving and slot in side.came
+        ]
         if late:
             raise HookError(
                 f"{self._where}: the gradient at {late[0]!r} has gone on before those of the other slots came, too late to replace it\n"
@@ -144,6 +160,7 @@ class Gathering:
         self._open: dict[tuple[int, int], list[CallGradients]] = {}  # (thread, backward pass) -> calls
 
     def tick(self) -> int:
+        """Return the next point in the order of calls."""
         return next(self._clock)
 
     def begin(self, call: CallGradients) -> int:
@@ -161,6 +178,7 @@ class Gathering:
         return token
 
     def done(self, call: CallGradients) -> None:
+        """The callback of ``call`` has run in this pass."""
         for calls in self._open.values():
             if call in calls:
                 calls.remove(call)

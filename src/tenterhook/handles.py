@@ -47,7 +47,7 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
-    __slots__ = ("_attachment", "fired", "fn", "kind", "live", "lingering", "path", "reason", "recomputed")
+    __slots__ = ("_attachment", "fired", "fn", "kind", "lingering", "live", "path", "reason", "recomputed")
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
         self.kind = kind
@@ -61,6 +61,7 @@ class HookSite:
         self._attachment: Detachable | None = None
 
     def attached(self, attachment: Detachable) -> None:
+        """Keep what the framework gave for our hook."""
         self._attachment = attachment
 
     @property
@@ -80,6 +81,7 @@ class HookSite:
                 self._detach()
 
     def remove(self) -> None:
+        """Take the hook off, at once; a second call does nothing."""
         self.live = False
         if not self.lingering:
             self._detach()
@@ -124,10 +126,14 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.remove()
 
     def __repr__(self) -> str:
         places = self.paths[0] if len(self.sites) == 1 else f"{len(self.sites)} places"
         kind = self.sites[0].kind if self.sites else "hook"
-        return f"<Handle {kind} on {places or '(root)'}: fired {self.fired} times, {'live' if self.live else 'removed'}>"
+        return (
+            f"<Handle {kind} on {places or '(root)'}: fired {self.fired} times, {'live' if self.live else 'removed'}>"
+        )

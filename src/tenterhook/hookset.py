@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from tenterhook.backends import Backend, find_backend
 from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
-from tenterhook.errors import HookError, SelectionError
+from tenterhook.errors import HookError
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature, name_of
 from tenterhook.replacing import ALLOWANCES, check_replacement
@@ -109,7 +109,9 @@ class HookSet:
             prepend,
         )  # fmt: skip
 
-    def backward_pre(self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False) -> Handle:
+    def backward_pre(
+        self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False
+    ) -> Handle:
         """Call ``fn(module, grad_output)`` when the gradients of a call's outputs are known.
 
         ``grad_output`` is a tuple with an entry for each output, which can also be asked by slot
@@ -118,7 +120,9 @@ class HookSet:
         """
         return self._backward("backward_pre", select, fn, with_name, prepend)
 
-    def backward(self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False) -> Handle:
+    def backward(
+        self, select: Selection, fn: Callable[..., Any], *, with_name: bool = False, prepend: bool = False
+    ) -> Handle:
         """Call ``fn(module, grad_input, grad_output)`` when the backward pass through a call is over.
 
         ``grad_input`` holds the gradients *through this module* (what a tensor gets from elsewhere is not in it), with an
@@ -131,7 +135,12 @@ class HookSet:
     def _backward(self, kind: str, select: Selection, fn: Callable[..., Any], with_name: bool, prepend: bool) -> Handle:
         names = _signature(with_name, "module", *(["grad_input"] if kind == "backward" else []), "grad_output")
         return self._register(
-            kind, select, fn, names, lambda site: BackwardHook(self._backend, site, self._gathering, with_name=with_name), prepend
+            kind,
+            select,
+            fn,
+            names,
+            lambda site: BackwardHook(self._backend, site, self._gathering, with_name=with_name),
+            prepend,
         )
 
     def param_grad(self, select: Selection, fn: Callable[..., Any], *, accumulated: bool = False) -> Handle:
@@ -151,7 +160,9 @@ class HookSet:
         sites = []
         for entry in chosen:
             site = HookSite("param_grad", entry.path, fn)
-            tap = self._backend.tap_parameter(entry.module, self._gradient_callback(site, site.path), accumulated=accumulated)
+            tap = self._backend.tap_parameter(
+                entry.module, self._gradient_callback(site, site.path), accumulated=accumulated
+            )
             if isinstance(tap, str):
                 site.reason = tap
             else:
@@ -171,7 +182,9 @@ class HookSet:
         site = HookSite("tensor", "(tensor)", fn)
         tap = self._backend.tap(tensor, self._gradient_callback(site))
         if isinstance(tap, str):
-            raise HookError(f"no gradient comes to this tensor: {tap}\n  hook it where gradients are tracked, on a tensor that requires one")
+            raise HookError(
+                f"no gradient comes to this tensor: {tap}\n  hook it where gradients are tracked, on a tensor that requires one"
+            )
         site.attached(tap)
         return self._keep(Handle([site]))
 
@@ -190,11 +203,21 @@ class HookSet:
         return on_gradient
 
     def _register(
-        self, kind: str, select: Selection, fn: Callable[..., Any], names: tuple[str, ...], make: Callable[[HookSite], Any], prepend: bool
+        self,
+        kind: str,
+        select: Selection,
+        fn: Callable[..., Any],
+        names: tuple[str, ...],
+        make: Callable[[HookSite], Any],
+        prepend: bool,
     ) -> Handle:
         if self._closed:
-            raise HookError("these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)")
-        chosen = resolve(select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters])
+            raise HookError(
+                "these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)"
+            )
+        chosen = resolve(
+            select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters]
+        )
         check_signature(fn, names, kind)
         handle = Handle(())
         try:
@@ -230,7 +253,9 @@ class HookSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     # --- looking ---------------------------------------------------------------------------------------------------
@@ -256,7 +281,13 @@ class HookSet:
     def __str__(self) -> str:
         rows = [("path", "kind", "function", "fired", "")]
         rows += [
-            (site.path or "(root)", site.kind, name_of(site.fn), str(site.fired), self.why_not_fired(site) or ("" if site.live else "removed"))
+            (
+                site.path or "(root)",
+                site.kind,
+                name_of(site.fn),
+                str(site.fired),
+                self.why_not_fired(site) or ("" if site.live else "removed"),
+            )
             for site in self.sites
         ]
         return f"hooks on {self._model_name}\n" + _columns(rows) + "".join(f"\n{line}" for line in self._told)
@@ -268,7 +299,9 @@ class HookSet:
 def _columns(rows: Iterable[tuple[str, ...]]) -> str:
     table = list(rows)
     widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    )
 
 
 def _signature(with_name: bool, *names: str) -> tuple[str, ...]:

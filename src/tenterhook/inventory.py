@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tenterhook._nearest import nearest
 from tenterhook.backends import Backend
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
@@ -45,7 +44,12 @@ def watch_model(
         SelectionError: a selection matches nothing.
     """
     entries = backend.entries(model)
-    chosen = {entry.path for entry in (_lenient(select, entries, matched) if lenient else resolve(select, entries, require_callable=True))}
+    chosen = {
+        entry.path
+        for entry in (
+            _lenient(select, entries, matched) if lenient else resolve(select, entries, require_callable=True)
+        )
+    }
     keep: set[str] = set()
     if tensors is True:
         keep = chosen
@@ -88,12 +92,16 @@ def _lenient(select: Any, entries: Sequence[Entry], matched: set[str] | None) ->
 
 def unmatched(select: Sequence[str], matched: set[str], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """List the patterns that matched in no model of the script, with the nearest names."""
-    names = [row["path"] for row in rows if row["path"]]
+    entries = [Entry(path=row["path"], module=None, type_names=(row["type"],)) for row in rows]
     missing = []
     for pattern in select:
         if not pattern.startswith("!") and pattern not in matched:
-            near = nearest(pattern, names)
-            missing.append((pattern, f"no module matches; nearest: {', '.join(near)}" if near else "no module matches"))
+            try:
+                resolve(pattern, entries)
+            except SelectionError as error:
+                missing.append(
+                    (pattern, "; ".join(line.strip() for line in str(error).splitlines()[1:]) or "matches nothing")
+                )
     return missing
 
 
@@ -143,7 +151,9 @@ def modules_rows(backend: Backend, model: Any, watched: Sequence[Watched], captu
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (entry is None or entry.callable),
                 "calls": one.call_count,
-                "reason": _reason(one, entry, blind, capture, gradients_came, gone=model is None) if one.wanted else None,
+                "reason": _reason(one, entry, blind, capture, gradients_came, gone=model is None)
+                if one.wanted
+                else None,
             }
         )
     return rows
@@ -171,5 +181,9 @@ def _reason(
     if "grad_output" in capture.options.kinds and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
-        return "no gradient: not used by what was differentiated" if gradients_came else "no gradient: no backward pass was run"
+        return (
+            "no gradient: not used by what was differentiated"
+            if gradients_came
+            else "no gradient: no backward pass was run"
+        )
     return None

@@ -23,7 +23,9 @@ class ParameterWatch:
     def __init__(self, capture: Capture, model: Any, watched: Sequence[Watched]) -> None:
         self._capture = capture
         kinds = capture.options.kinds
-        self._wants_value, self._wants_gradient, self._wants_update = (kind in kinds for kind in ("param", "param_grad", "update"))
+        self._wants_value, self._wants_gradient, self._wants_update = (
+            kind in kinds for kind in ("param", "param_grad", "update")
+        )
         by_path = {one.path: one for one in watched if one.wanted}
         self._parameters = [
             (by_path[entry.path], entry.name.rpartition(".")[2], entry.parameter)

@@ -24,7 +24,6 @@ from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
 from tenterhook.select import Selection, describe, resolve
-from tenterhook.tracker import Watched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +106,9 @@ class Recorder:
         self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
         self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
         self._capture.watched = self._watched
-        self._parameters = ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
+        self._parameters = (
+            ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
+        )
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
@@ -294,6 +295,7 @@ class Sampling:
         self._steps = None if steps is None else self._parse(steps)
 
     def wants(self, step: int) -> bool:
+        """Whether this step is to be recorded."""
         if self._steps is not None and not any(step in part for part in self._steps):
             return False
         return step % self._every == 0
@@ -314,7 +316,9 @@ class Sampling:
                 start, stop, stride = (*numbers, None, None)[:3]
                 parts.append(range(start or 0, 2**62 if stop is None else stop, stride or 1))
             except ValueError:
-                raise TenterhookError(f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500") from None
+                raise TenterhookError(
+                    f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500"
+                ) from None
         return parts
 
 
@@ -370,7 +374,9 @@ def record(
     backend.check(model)
     keeps = tensors is not False and tensors is not None
     wanted = check_kinds(kinds, tensors=keeps)
-    options = capture_options(wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None)
+    options = capture_options(
+        wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None
+    )
     sampling = Sampling(every, steps)
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
@@ -380,5 +386,13 @@ def record(
     )  # fmt: skip
     sink = MemorySink(manifest) if to is None else DiskSink(Path(to), manifest, overwrite=overwrite, budget=budget)
     return Recorder(
-        model, select, backend=backend, options=options, tensors=tensors, sink=sink, manifest=manifest, sampling=sampling, fused=fused
+        model,
+        select,
+        backend=backend,
+        options=options,
+        tensors=tensors,
+        sink=sink,
+        manifest=manifest,
+        sampling=sampling,
+        fused=fused,
     )

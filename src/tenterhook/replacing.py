@@ -32,7 +32,9 @@ def check_replacement(backend: Backend, old: Any, new: Any, where: str, allow: C
     for (slot, before), (_, after) in zip(leaves(old, types), leaves(new, types), strict=False):
         if before is after:
             continue
-        for what, was, now in zip(("shape", "dtype", "device"), backend.summary(before), backend.summary(after), strict=True):
+        for what, was, now in zip(
+            ("shape", "dtype", "device"), backend.summary(before), backend.summary(after), strict=True
+        ):
             if was != now and what not in allow:
                 raise EditError(
                     f"{where}{' ' + slot if slot else ''}: the value returned has {what} {now}, it was {was}\n"
@@ -51,7 +53,12 @@ def replacement_arguments(
         EditError: it is neither.
     """
     if with_kwargs:
-        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], tuple) and isinstance(returned[1], dict):
+        if (
+            isinstance(returned, tuple)
+            and len(returned) == 2
+            and isinstance(returned[0], tuple)
+            and isinstance(returned[1], dict)
+        ):
             return returned[0], returned[1]
         raise EditError(
             f"{where}: a callback with with_kwargs=True returned {type(returned).__name__}\n  return (args tuple, kwargs dict), or None"

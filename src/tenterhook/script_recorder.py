@@ -23,7 +23,7 @@ from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatch
 from tenterhook.parameters import ParameterWatch
 from tenterhook.recorder import PARAMETER_KINDS, Sampling, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Cost, Manifest
+from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
 from tenterhook.tracker import Watched
 
@@ -97,10 +97,16 @@ class ScriptRecorder:
         self._select = list(select) if select else None
         self._tensors = tensors
         wanted = check_kinds(kinds, tensors=tensors)
-        self._options = capture_options(wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True)
+        self._options = capture_options(
+            wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True
+        )
         self._sampling = Sampling(every, steps)
         self._manifest = start_manifest(
-            argv=list(argv), kinds=sorted(wanted), select=", ".join(self._select or ["**"]), tensors=str(tensors).lower(), note=note
+            argv=list(argv),
+            kinds=sorted(wanted),
+            select=", ".join(self._select or ["**"]),
+            tensors=str(tensors).lower(),
+            note=note,
         )
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._manifest.rank, self._manifest.world = rank, world
@@ -202,7 +208,9 @@ class ScriptRecorder:
             for row in selected
             if row["reason"]
         ]
-        summary.missing += [(name, f"called {count} times without being part of a model") for name, count in self._strays.items()]
+        summary.missing += [
+            (name, f"called {count} times without being part of a model") for name, count in self._strays.items()
+        ]
         if self._select and self._models:
             summary.missing += unmatched(self._select, self._matched, rows)
         summary.steps = manifest.steps
@@ -217,7 +225,11 @@ class ScriptRecorder:
 
     def _met(self, backend: Backend, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called that has no hooks of ours: a new model, or a new part of one that is running."""
-        if not self._running or os.getpid() != self._pid or (self._backend is not None and backend is not self._backend):
+        if (
+            not self._running
+            or os.getpid() != self._pid
+            or (self._backend is not None and backend is not self._backend)
+        ):
             return
         capture = self._capture or self._begin(backend)
         capture.guarded(self._take_in, capture, module, args, kwargs)
@@ -274,7 +286,9 @@ class ScriptRecorder:
 
     def _join(self, capture: Capture, model: _Model, root: Any, module: Any) -> bool:
         """Look whether ``module`` has become part of a known model since that was met."""
-        fresh = watch_model(capture.backend, root, model.name, self._select, self._tensors, lenient=True, matched=self._matched)
+        fresh = watch_model(
+            capture.backend, root, model.name, self._select, self._tensors, lenient=True, matched=self._matched
+        )
         joined = False
         for one in fresh:
             if self._is_unknown(one.ref()):

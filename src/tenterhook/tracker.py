@@ -78,6 +78,7 @@ class Watched:
 
     @property
     def name(self) -> str:
+        """The path, with a word for the root."""
         return self.path or "(root)"
 
 
@@ -105,7 +106,9 @@ class LiveCall:
         "watched",
     )
 
-    def __init__(self, watched: Watched, parent: LiveCall | None, seq: int, step: int, thread: int, start_ns: int) -> None:
+    def __init__(
+        self, watched: Watched, parent: LiveCall | None, seq: int, step: int, thread: int, start_ns: int
+    ) -> None:
         self.watched = watched
         self.parent = parent  # nearest enclosing call that is recorded
         self.depth = 0 if parent is None else parent.depth + 1
@@ -122,7 +125,7 @@ class LiveCall:
         self.pass_number = -1
         self.backward_seq = -1
         self.backward_depth = 0
-        self.pending: dict[tuple[str, str], int] | None = None  # gradients expected -> backward pass that brought them last
+        self.pending: dict[tuple[str, str], int] = {}  # gradients expected -> backward pass that brought them last
         self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
 
 
@@ -160,6 +163,7 @@ class Tracker:
         return self._steps_by in (None, "forward")
 
     def next_seq(self) -> int:
+        """Return the next number in the order of events."""
         return next(self._sequence)
 
     def now_ns(self) -> int:
@@ -168,6 +172,7 @@ class Tracker:
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
+        """Open a call of ``watched`` in this thread."""
         thread = threading.get_ident()
         stack = self._stacks.get(thread)
         if stack is None:
@@ -177,7 +182,9 @@ class Tracker:
         parent = stack[-1] if stack else None
         if parent is not None and not parent.recorded:
             parent = parent.parent
-        call = LiveCall(watched, parent, next(self._sequence), self.step, thread, time.perf_counter_ns() - self._origin_ns)
+        call = LiveCall(
+            watched, parent, next(self._sequence), self.step, thread, time.perf_counter_ns() - self._origin_ns
+        )
         if watched.step != self.step:
             watched.step = self.step
             watched.numbers = {}
@@ -249,6 +256,7 @@ class Tracker:
         self.end_step()
 
     def end_step(self) -> None:
+        """Close the step: calls are numbered from 0 again."""
         ended = self.step
         self.step += 1
         self._roots_run.clear()

@@ -356,8 +356,8 @@ def replace_arguments(
     names = signature if isinstance(signature, ParameterNames) else ParameterNames(signature)
     bound = bind_arguments(names, args, kwargs)
     by_name: dict[str, dict[str, Any]] = {}
-    for slot, new in replacements.items():
-        slot = slot.removeprefix(".")  # as addresses write it
+    for written, new in replacements.items():
+        slot = written.removeprefix(".")  # as addresses write it
         name = _argument_of(slot, bound)
         by_name.setdefault(name, {})[slot[len(name) :]] = new
     values = [rebuild(value, by_name[name]) if name in by_name else value for name, value in bound.items()]

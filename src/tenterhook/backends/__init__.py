@@ -17,7 +17,18 @@ from tenterhook.errors import HookError
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
-__all__ = ["FRAMEWORKS", "After", "Backend", "Before", "Detachable", "Failed", "ParameterEntry", "Summary", "find_backend", "loaded_backends"]
+__all__ = [
+    "FRAMEWORKS",
+    "After",
+    "Backend",
+    "Before",
+    "Detachable",
+    "Failed",
+    "ParameterEntry",
+    "Summary",
+    "find_backend",
+    "loaded_backends",
+]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
@@ -97,12 +108,20 @@ class Backend(Protocol):
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def attach(
-        self, module: Any, before: Before | None, after: After | None, failed: Failed | None = None, *, first: bool = False
+        self,
+        module: Any,
+        before: Before | None,
+        after: After | None,
+        failed: Failed | None = None,
+        *,
+        first: bool = False,
     ) -> Detachable:
         """Put callbacks around every call of ``module``; ``first`` puts them ahead of hooks already there."""
         ...
 
-    def on_any_call(self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Detachable:
+    def on_any_call(
+        self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+    ) -> Detachable:
         """Before every module call of the process, whoever owns the module, call ``fn(module, args, kwargs)`` if ``wanted(module)``.
 
         What ``fn`` attaches to the module takes part in this very call, except for its ``before``.

@@ -16,6 +16,8 @@ from tenterhook.select import Entry
 
 __all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "is_compiled", "list_modules", "list_parameters"]
 
+_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
+
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module; by name, so that nothing is imported for it
     "OptimizedModule": "_orig_mod",
@@ -149,7 +151,7 @@ def has_optimizer(model: nn.Module) -> bool:
 def in_checkpoint() -> bool:
     """Look for activation checkpointing around the present forward: by its saved-tensor hook, or by its frame."""
     if torch.is_grad_enabled():
-        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+        top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top is not None else None
         return hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
     frame = sys._getframe(1)

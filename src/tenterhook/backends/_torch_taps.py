@@ -68,10 +68,10 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
-    port = None
+    port: _Port | None = None
     if hooks:
         for hook in hooks.values():
-            if type(hook) is _Port:
+            if isinstance(hook, _Port):
                 port = hook
                 break
     if port is None:

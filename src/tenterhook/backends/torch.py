@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
@@ -26,7 +28,7 @@ from tenterhook.stats import DTYPE_CODES, RowBuffer
 
 __all__ = ["BACKEND", "TorchBackend"]
 
-_functorch = torch._C._functorch
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _current_graph_task = torch._C._current_graph_task_id
 
 _DTYPE_NAMES = {
@@ -72,7 +74,11 @@ class _AfterHook(_Hook):
         if output is None:
             error = sys.exc_info()[1]
             # torch runs these hooks also when the call raised, from the handler in the frame that calls us
-            if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
+            if (
+                error is not None
+                and error.__traceback__ is not None
+                and error.__traceback__.tb_frame is sys._getframe(1)
+            ):
                 if self.failed is not None:
                     self.failed(module, args, kwargs, error)
                 return None
@@ -105,7 +111,9 @@ def _is_live(handle: Any) -> bool:
 class _AnyCall:
     """The global forward-pre hook of a recording that does not know its models yet."""
 
-    def __init__(self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+    def __init__(
+        self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
         self._wanted = wanted
         self._fn = fn
 
@@ -149,7 +157,13 @@ class TorchBackend:
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def attach(
-        self, module: nn.Module, before: Before | None, after: After | None, failed: Failed | None = None, *, first: bool = False
+        self,
+        module: nn.Module,
+        before: Before | None,
+        after: After | None,
+        failed: Failed | None = None,
+        *,
+        first: bool = False,
     ) -> Detachable:
         handles: list[Any] = []
         try:
@@ -167,7 +181,9 @@ class TorchBackend:
             raise
         return _Attachment(handles)
 
-    def on_any_call(self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Detachable:
+    def on_any_call(
+        self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+    ) -> Detachable:
         return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
 
     def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
@@ -184,8 +200,11 @@ class TorchBackend:
         """Leave the fused transformer path and compiled code for as long as the session lasts."""
         told: list[str] = []
         with contextlib.ExitStack() as stack:
-            kinds = () if model is None else [module for module in model.modules()]
-            if any(isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)) for module in kinds):
+            kinds = () if model is None else tuple(model.modules())
+            if any(
+                isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention))
+                for module in kinds
+            ):
                 enabled = torch.backends.mha.get_fastpath_enabled()
                 if enabled:
                     torch.backends.mha.set_fastpath_enabled(False)
@@ -197,10 +216,14 @@ class TorchBackend:
             yield told
 
     # --- gradients -------------------------------------------------------------------------------------------------
-    def tap(self, tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None) -> Tap | str:
+    def tap(
+        self, tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None
+    ) -> Tap | str:
         return tap_tensor(tensor, fn, module, owner)
 
-    def tap_parameter(self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False) -> Detachable | str:
+    def tap_parameter(
+        self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False
+    ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
         if accumulated or _is_dtensor(parameter):  # hooks on sharded parameters never fire, those after accumulation do
@@ -231,7 +254,7 @@ class TorchBackend:
     def at_backward_end(self, fn: Callable[[], None]) -> bool:
         if _current_graph_task() == -1:
             return False
-        torch.autograd.Variable._execution_engine.queue_callback(fn)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(fn)
         return True
 
     # --- values ----------------------------------------------------------------------------------------------------
@@ -286,13 +309,16 @@ class TorchBackend:
         kept = kept.detach().resolve_conj().resolve_neg()
         try:
             return kept.numpy()
-        except TypeError:
-            import ml_dtypes  # dtypes that NumPy lacks travel as their bytes
-
-            return kept.contiguous().view(torch.uint8 if kept.itemsize == 1 else torch.int16).numpy().view(getattr(ml_dtypes, name))
+        except TypeError:  # dtypes that NumPy lacks travel as their bytes
+            return (
+                kept.contiguous()
+                .view(torch.uint8 if kept.itemsize == 1 else torch.int16)
+                .numpy()
+                .view(getattr(ml_dtypes, name))
+            )
 
     def numel(self, tensor: torch.Tensor) -> int:
-        return 0 if isinstance(tensor, nn.parameter.UninitializedTensorMixin) else tensor.numel()
+        return 0 if is_lazy(tensor) else tensor.numel()
 
     def untracked(self) -> contextlib.AbstractContextManager[Any]:
         return torch.no_grad()

@@ -54,7 +54,8 @@ class ValueBlock:
         taken = np.asarray(columns.pop("row", ()), dtype=np.int64)
         measured = self._measured(taken)
         arrays = [
-            measured[field.name] if field.name in measured else _column(columns.get(field.name, ()), field) for field in VALUES
+            measured[field.name] if field.name in measured else _column(columns.get(field.name, ()), field)
+            for field in VALUES
         ]
         return pa.record_batch(arrays, schema=VALUES)
 
@@ -79,6 +80,8 @@ class ValueBlock:
             arrays["sketch"] = pa.FixedSizeListArray.from_arrays(flat, SKETCH_SIZE, mask=pa.array(no_sketch))
         no_digest = (filled & GROUP_DIGEST) == 0
         arrays["digest"] = (
-            pa.nulls(len(taken), pa.uint64()) if no_digest.all() else pa.array(buffer.digests[taken], pa.uint64(), mask=no_digest)
+            pa.nulls(len(taken), pa.uint64())
+            if no_digest.all()
+            else pa.array(buffer.digests[taken], pa.uint64(), mask=no_digest)
         )
         return arrays

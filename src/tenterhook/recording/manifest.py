@@ -168,7 +168,7 @@ def _first_line(error: BaseException) -> str:
 
 def _check_version(version: str, where: str) -> None:
     ours = int(FORMAT_VERSION.split(".")[0])
-    major = version.split(".")[0]
+    major = version.split(".", maxsplit=1)[0]
     if not (major.isascii() and major.isdigit() and len(major) < 6):
         raise RecordingError(f"{where} is damaged: its format_version is {version[:40]!r}, not a version")
     if int(major) > ours:
