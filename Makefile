@@ -44,14 +44,14 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: $(VENV)/installed
+check: $(VENV)/lint-installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/towncrier build --draft --version next >/dev/null
+	$(BIN)/towncrier build --draft --version next >/dev/null 2>&1 || $(BIN)/towncrier build --draft --version next
 
-format: $(VENV)/installed
+format: $(VENV)/lint-installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -66,33 +66,37 @@ clean:
 
 # The environments. torch goes in first and alone, so that nothing else draws in another build of it.
 $(VENV)/created:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tenterhook needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": say make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tenterhook needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": say make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
-	touch $@
+	@touch $@
 
 $(VENV)/torch-$(TORCH): $(VENV)/created
 	$(BIN)/python $(PIP_INSTALL) $(TORCH_ARGS) 'torch==$(TORCH)'
-	touch $@
+	@touch $@
 
 $(VENV)/installed: $(VENV)/torch-$(TORCH) pyproject.toml $(NATIVE)
-	$(BIN)/python $(PIP_INSTALL) --editable . --group dev
-	touch $@
+	$(BIN)/python $(PIP_INSTALL) --editable . --group test
+	@touch $@
+
+$(VENV)/lint-installed: $(VENV)/installed
+	$(BIN)/python $(PIP_INSTALL) --group lint
+	@touch $@
 
 $(VENV)/docs-installed: $(VENV)/installed
 	$(BIN)/python $(PIP_INSTALL) --group docs
-	touch $@
+	@touch $@
 
 $(MS_VENV)/created:
 	@test -n '$(PYTHON_MINDSPORE)' || { echo 'mindspore $(MINDSPORE) needs Python 3.10, 3.11 or 3.12 and none was found: say make test-mindspore PYTHON_MINDSPORE=...' >&2; exit 1; }
 	$(PYTHON_MINDSPORE) -m venv --clear $(MS_VENV)
 	$(MS_BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
-	touch $@
+	@touch $@
 
 $(MS_VENV)/torch-$(TORCH): $(MS_VENV)/created
 	$(MS_BIN)/python $(PIP_INSTALL) $(TORCH_ARGS) 'torch==$(TORCH)' 'numpy<2'
-	touch $@
+	@touch $@
 
 $(MS_VENV)/installed: $(MS_VENV)/torch-$(TORCH) pyproject.toml $(NATIVE)
 	$(MS_BIN)/python $(PIP_INSTALL) --editable '.[mindspore]' --group test 'mindspore==$(MINDSPORE)'
-	touch $@
+	@touch $@
