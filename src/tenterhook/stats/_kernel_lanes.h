@@ -186,7 +186,7 @@ static TARGET void LN(stats_any)(const double *x, int n, Part *out)
 /* Add whole blocks of 64 finite values to the sketch; `ahead` is memory to bring nearer meanwhile, `lines` cache lines a block. */
 static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out, const char *ahead, int lines)
 {
-    float sums[BUCKETS] __attribute__((aligned(64))) = {0};
+    float sums[2][BUCKETS] __attribute__((aligned(64))) = {{0}}; /* two: an addition need not wait for the block before */
     for (int b = 0; b < blocks; b++, x += BUCKETS) {
         uint64_t bits = mix64((block + b + 1) * GOLDEN);
         unsigned mask = (unsigned)((bits * ROTATION) >> 58), far = mask & ~(unsigned)(W - 1);
@@ -194,11 +194,11 @@ static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double
         VPERM_PREPARE(mask & (W - 1));
         for (int j = 0; j < BUCKETS; j += W) {
             VF v = VPERM(VFLIP(VLOAD(x + j), bits >> j));
-            float *place = sums + (j ^ far);
+            float *place = sums[b & 1] + (j ^ far);
             VSTORE(place, VADD(VLOAD(place), v));
         }
     }
-    for (int i = 0; i < BUCKETS; i++) out[i] += sums[i];
+    for (int i = 0; i < BUCKETS; i++) out[i] += (double)sums[0][i] + sums[1][i];
 }
 
 static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t page)
@@ -266,7 +266,7 @@ static TARGET void LN(to_f64)(int dtype, const void *restrict raw, int n, double
         const float *v = raw;
         for (int i = 0; i < n; i++) {
             double re = v[2 * i], im = v[2 * i + 1], size = __builtin_sqrt(re * re + im * im);
-            out[i] = (__builtin_fabs(re) == inf) | (__builtin_fabs(im) == inf) ? inf : size;
+            out[i] = ((__builtin_fabs(re) == inf) | (__builtin_fabs(im) == inf)) ? inf : size;
         }
         break;
     }
@@ -276,8 +276,8 @@ static TARGET void LN(to_f64)(int dtype, const void *restrict raw, int n, double
             double re = __builtin_fabs(v[2 * i] * scale), im = __builtin_fabs(v[2 * i + 1] * scale);
             double most = re > im ? re : im, ratio = (re > im ? im : re) / (most == 0 ? 1 : most);
             double size = most * __builtin_sqrt(1 + ratio * ratio);
-            size = (re != re) | (im != im) ? __builtin_nan("") : size;
-            out[i] = (re == inf) | (im == inf) ? inf : size;
+            size = ((re != re) | (im != im)) ? __builtin_nan("") : size;
+            out[i] = ((re == inf) | (im == inf)) ? inf : size;
         }
         break;
     }

@@ -135,11 +135,10 @@ static TARGET inline __m256 avx2_flip(__m256 v, uint32_t bits)
     __m256i signs = _mm256_sllv_epi32(_mm256_set1_epi32((int)bits), _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
     return _mm256_xor_ps(v, _mm256_and_ps(_mm256_castsi256_ps(signs), _mm256_set1_ps(-0.0f)));
 }
-static TARGET inline __m256i avx2_stripe(__m256i word, __m256i key, __m256i sum)
+static TARGET inline __m256i avx2_product(__m256i word, __m256i key)
 {
     __m256i keyed = _mm256_xor_si256(word, key);
-    sum = _mm256_add_epi64(sum, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
-    return _mm256_add_epi64(sum, _mm256_shuffle_epi32(word, 0x4E));
+    return _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
 }
 static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 {
@@ -191,12 +190,17 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 #define VPERM_PREPARE(mask)                                                                                                    \
     __m256i swap_ = _mm256_xor_si256(_mm256_set1_epi32((int)(mask)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define VPERM(v) _mm256_permutevar8x32_ps(v, swap_)
-#define DIGEST_BEGIN() __m256i cell_[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}
+#define DIGEST_BEGIN() __m256i cell_[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, words_[2] = {cell_[0], cell_[0]}
 #define DIGEST_STRIPE(p, keys)                                                                                                 \
+    for (int h_ = 0; h_ < 2; h_++) {                                                                                           \
+        __m256i word_ = _mm256_loadu_si256((const __m256i *)(p) + h_);                                                         \
+        __m256i product_ = avx2_product(word_, _mm256_load_si256((const __m256i *)(keys) + h_));                               \
+        cell_[h_] = _mm256_add_epi64(cell_[h_], product_);                                                                     \
+        words_[h_] = _mm256_add_epi64(words_[h_], word_);                                                                      \
+    }
+#define DIGEST_END(sums)                                                                                                       \
     for (int h_ = 0; h_ < 2; h_++)                                                                                             \
-    cell_[h_] = avx2_stripe(_mm256_loadu_si256((const __m256i *)(p) + h_),                                                     \
-                            _mm256_load_si256((const __m256i *)(keys) + h_), cell_[h_])
-#define DIGEST_END(sums) memcpy(sums, cell_, sizeof cell_)
+    _mm256_store_si256((__m256i *)(sums) + h_, _mm256_add_epi64(cell_[h_], _mm256_shuffle_epi32(words_[h_], 0x4E)))
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 
@@ -210,11 +214,10 @@ static TARGET void avx512_widen_f16(const uint16_t *x, int n, float *out)
     for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
     for (; i < n; i++) out[i] = _cvtsh_ss(x[i]);
 }
-static TARGET inline __m512i avx512_stripe(__m512i word, __m512i key, __m512i sum)
+static TARGET inline __m512i avx512_product(__m512i word, __m512i key)
 {
     __m512i keyed = _mm512_xor_si512(word, key);
-    sum = _mm512_add_epi64(sum, _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32)));
-    return _mm512_add_epi64(sum, _mm512_shuffle_epi32(word, 0x4E));
+    return _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
 }
 
 #define LN(name) avx512_##name
@@ -261,9 +264,14 @@ static TARGET inline __m512i avx512_stripe(__m512i word, __m512i key, __m512i su
     __m512i swap_ = _mm512_xor_si512(_mm512_set1_epi32((int)(mask)),                                                           \
                                      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
 #define VPERM(v) _mm512_permutexvar_ps(swap_, v)
-#define DIGEST_BEGIN() __m512i cell_ = _mm512_setzero_si512()
-#define DIGEST_STRIPE(p, keys) cell_ = avx512_stripe(_mm512_loadu_si512(p), _mm512_load_si512(keys), cell_)
-#define DIGEST_END(sums) _mm512_store_si512(sums, cell_)
+#define DIGEST_BEGIN() __m512i cell_ = _mm512_setzero_si512(), words_ = cell_
+#define DIGEST_STRIPE(p, keys)                                                                                                 \
+    do {                                                                                                                       \
+        __m512i word_ = _mm512_loadu_si512(p);                                                                                 \
+        cell_ = _mm512_add_epi64(cell_, avx512_product(word_, _mm512_load_si512(keys)));                                       \
+        words_ = _mm512_add_epi64(words_, word_);                                                                              \
+    } while (0)
+#define DIGEST_END(sums) _mm512_store_si512(sums, _mm512_add_epi64(cell_, _mm512_shuffle_epi32(words_, 0x4E)))
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 #endif
