@@ -186,19 +186,21 @@ static TARGET void LN(stats_any)(const double *x, int n, Part *out)
 /* Add whole blocks of 64 finite values to the sketch; `ahead` is memory to bring nearer meanwhile, `lines` cache lines a block. */
 static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out, const char *ahead, int lines)
 {
-    float sums[2][BUCKETS] __attribute__((aligned(64))) = {{0}}; /* two: an addition need not wait for the block before */
+    VF sums[BUCKETS / W];
+    for (int j = 0; j < BUCKETS / W; j++) sums[j] = VSET1(0);
     for (int b = 0; b < blocks; b++, x += BUCKETS) {
         uint64_t bits = mix64((block + b + 1) * GOLDEN);
         unsigned mask = (unsigned)((bits * ROTATION) >> 58), far = mask & ~(unsigned)(W - 1);
         for (int line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead);
         VPERM_PREPARE(mask & (W - 1));
-        for (int j = 0; j < BUCKETS; j += W) {
-            VF v = VPERM(VFLIP(VLOAD(x + j), bits >> j));
-            float *place = sums[b & 1] + (j ^ far);
-            VSTORE(place, VADD(VLOAD(place), v));
+        for (int j = 0; j < BUCKETS / W; j++) {
+            unsigned from = (unsigned)(j * W) ^ far;
+            sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits >> from)));
         }
     }
-    for (int i = 0; i < BUCKETS; i++) out[i] += (double)sums[0][i] + sums[1][i];
+    float stored[BUCKETS];
+    for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sums[j]);
+    for (int i = 0; i < BUCKETS; i++) out[i] += stored[i];
 }
 
 static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t page)
@@ -214,9 +216,7 @@ static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t p
             memcpy(padded, bytes + stripes * STRIPE_BYTES, rest);
             DIGEST_STRIPE(padded, digest_keys + stripes * DIGEST_LANES);
         }
-        uint64_t sums[DIGEST_LANES] __attribute__((aligned(64)));
-        DIGEST_END(sums);
-        for (int j = 0; j < DIGEST_LANES; j++) total += mix64(sums[j] + (page * DIGEST_LANES + j + 1) * GOLDEN);
+        DIGEST_END(total, (page * DIGEST_LANES + 1) * GOLDEN);
     }
     return total;
 }

@@ -97,7 +97,8 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
             cell_[l_] += (keyed_ & 0xffffffffu) * (keyed_ >> 32) + word_[l_ ^ 1];                                              \
         }                                                                                                                      \
     } while (0)
-#define DIGEST_END(sums) memcpy(sums, cell_, sizeof cell_)
+#define DIGEST_END(total, place)                                                                                               \
+    for (int l_ = 0; l_ < DIGEST_LANES; l_++) total += mix64(cell_[l_] + (place) + (uint64_t)l_ * GOLDEN)
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 
@@ -198,9 +199,13 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
         cell_[h_] = _mm256_add_epi64(cell_[h_], product_);                                                                     \
         words_[h_] = _mm256_add_epi64(words_[h_], word_);                                                                      \
     }
-#define DIGEST_END(sums)                                                                                                       \
-    for (int h_ = 0; h_ < 2; h_++)                                                                                             \
-    _mm256_store_si256((__m256i *)(sums) + h_, _mm256_add_epi64(cell_[h_], _mm256_shuffle_epi32(words_[h_], 0x4E)))
+#define DIGEST_END(total, place)                                                                                               \
+    do {                                                                                                                       \
+        uint64_t sums_[DIGEST_LANES] __attribute__((aligned(32)));                                                             \
+        for (int h_ = 0; h_ < 2; h_++)                                                                                         \
+            _mm256_store_si256((__m256i *)sums_ + h_, _mm256_add_epi64(cell_[h_], _mm256_shuffle_epi32(words_[h_], 0x4E)));    \
+        for (int l_ = 0; l_ < DIGEST_LANES; l_++) total += mix64(sums_[l_] + (place) + (uint64_t)l_ * GOLDEN);                 \
+    } while (0)
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 
@@ -218,6 +223,16 @@ static TARGET inline __m512i avx512_product(__m512i word, __m512i key)
 {
     __m512i keyed = _mm512_xor_si512(word, key);
     return _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
+}
+
+/* The sum of mix64 over the lanes, to each of which its place is added first. */
+static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
+{
+    const __m512i lanes = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64((int64_t)GOLDEN));
+    z = _mm512_add_epi64(z, _mm512_add_epi64(_mm512_set1_epi64((int64_t)place), lanes));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBull));
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 31)));
 }
 
 #define LN(name) avx512_##name
@@ -271,7 +286,7 @@ static TARGET inline __m512i avx512_product(__m512i word, __m512i key)
         cell_ = _mm512_add_epi64(cell_, avx512_product(word_, _mm512_load_si512(keys)));                                       \
         words_ = _mm512_add_epi64(words_, word_);                                                                              \
     } while (0)
-#define DIGEST_END(sums) _mm512_store_si512(sums, _mm512_add_epi64(cell_, _mm512_shuffle_epi32(words_, 0x4E)))
+#define DIGEST_END(total, place) total += avx512_mix(_mm512_add_epi64(cell_, _mm512_shuffle_epi32(words_, 0x4E)), place)
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 #endif
