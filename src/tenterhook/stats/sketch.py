@@ -74,7 +74,8 @@ def sketch_flat(values: np.ndarray, offset: int = 0) -> np.ndarray:
     total = np.zeros(SKETCH_SIZE, np.float64)
     size = SKETCH_SIZE * _BLOCKS_AT_ONCE
     for start in range(0, len(values), size):
-        part = values[start : start + size].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            part = values[start : start + size].astype(np.float64)
         part[~np.isfinite(part)] = 0.0
         buckets, signs = projection(offset + start, len(part))
         total += np.bincount(buckets, weights=part * signs, minlength=SKETCH_SIZE)

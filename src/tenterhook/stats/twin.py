@@ -86,7 +86,7 @@ class TwinRows:
 
     def measure_flat(self, row: int, address: int, dtype_code: int, numel: int, offset: int = 0) -> bool:
         """Measure contiguous memory; see ``RowBuffer.measure_flat``."""
-        self._check_row(row)
+        self._check(row, offset)
         if numel < 0:
             raise ValueError(f"numel must not be negative, got {numel}")
         if not 0 <= dtype_code < len(DTYPES):
@@ -99,7 +99,7 @@ class TwinRows:
         self, row: int, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int = 0
     ) -> bool:
         """Measure strided memory; see ``RowBuffer.measure``."""
-        self._check_row(row)
+        self._check(row, offset)
         if len(shape) != len(strides):
             raise ValueError(f"shape has {len(shape)} dimensions, strides {len(strides)}")
         if any(size < 0 for size in shape):
@@ -122,9 +122,11 @@ class TwinRows:
         )
         return self._fill(row, view, offset)
 
-    def _check_row(self, row: int) -> None:
+    def _check(self, row: int, offset: int) -> None:
         if not 0 <= row < len(self._valid):
             raise IndexError(f"row {row} is outside the buffer, which has {len(self._valid)} rows")
+        if offset < 0:
+            raise ValueError(f"offset must not be negative, got {offset}")
 
     def _fill(self, row: int, array: np.ndarray, offset: int) -> bool:
         flat = np.ascontiguousarray(array).reshape(-1)

@@ -1,0 +1,96 @@
+"""Measures the statistics kernel against a pure read of the same bytes.
+
+    python benchmarks/kernel.py [--kernel "native avx2"] [--dtype float32] [--seconds 1]
+
+Reads and measurements take turns, so that both see the same machine; the ratio is the median over the pairs. The read is
+compiled for this machine from ``read_floor.c`` and called through the same kind of function call. Needs a C compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tenterhook.stats import DTYPE_CODES, KERNEL, KERNELS, RowBuffer
+from tenterhook.stats.layout import DTYPES
+
+SIZES = {"64": 64, "4 K": 4096, "64 K": 65536, "1 M": 1 << 20, "8 M": 8 << 20}
+GROUPS = {"statistics": (False, False), "+ sketch": (True, False), "+ digest": (False, True), "+ both": (True, True)}
+
+
+def build_read(folder: str) -> Callable[[int, int], int]:
+    """Compile the pure read and return it as a function of address and size in bytes."""
+    library = Path(folder) / "read_floor.so"
+    source = Path(__file__).with_name("read_floor.c")
+    subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    function = ctypes.CDLL(str(library)).read_bytes
+    function.argtypes, function.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_uint64
+    return function
+
+
+def aligned(numel: int, dtype: np.dtype) -> np.ndarray:
+    """Make an array of normal values that begins on a cache line, as the frameworks' own do."""
+    memory = np.empty(numel * dtype.itemsize + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + numel * dtype.itemsize].view(dtype)
+    array[:] = np.random.default_rng(0).standard_normal(numel).astype(dtype)
+    return array
+
+
+def seconds_of(call: Callable[[], object], repeats: int) -> float:
+    """Time one call, as the mean over a few in a row."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def compare(read: Callable[[], object], measure: Callable[[], object], budget: float) -> tuple[float, float, float]:
+    """Return the medians of the read's and the measurement's seconds and of their ratio, over interleaved pairs."""
+    repeats = max(1, int(0.002 / max(seconds_of(measure, 3), 1e-7)))
+    pairs: list[tuple[float, float]] = []
+    start = time.perf_counter()
+    while len(pairs) < 5 or time.perf_counter() - start < budget:
+        pairs.append((seconds_of(read, repeats), seconds_of(measure, repeats)))
+    reads, measures = zip(*pairs, strict=True)
+    ratio = statistics.median(m / r for r, m in pairs)
+    return statistics.median(reads), statistics.median(measures), ratio
+
+
+def main() -> None:
+    """Print a table of microseconds and of ratios to the read."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", default=KERNEL, choices=KERNELS)
+    parser.add_argument("--dtype", default="float32", choices=DTYPE_CODES)
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each figure")
+    options = parser.parse_args()
+    code = DTYPE_CODES[options.dtype]
+    print(f"{options.kernel}, {options.dtype}: microseconds and ratio to a read of the same bytes")
+    print(f"{'elements':>8} {'read us':>9} {'GB/s':>6} " + " ".join(f"{name:>18}" for name in GROUPS))
+    with tempfile.TemporaryDirectory() as folder:
+        read_bytes = build_read(folder)
+        for name, numel in SIZES.items():
+            array = aligned(numel, DTYPES[code])
+            address, size = array.ctypes.data, array.nbytes
+            cells, read_seconds = [], 0.0
+            for sketch, digest in GROUPS.values():
+                measure = RowBuffer(1, sketch=sketch, digest=digest, kernel=options.kernel).measure_flat
+                read_seconds, seconds, ratio = compare(
+                    lambda address=address, size=size: read_bytes(address, size),
+                    lambda measure=measure, address=address, numel=numel: measure(0, address, code, numel),
+                    options.seconds,
+                )
+                cells.append(f"{seconds * 1e6:>10.2f} {ratio:>6.2f}x")
+            print(f"{name:>8} {read_seconds * 1e6:>9.2f} {size / read_seconds / 1e9:>6.1f} " + " ".join(cells))
+
+
+if __name__ == "__main__":
+    main()

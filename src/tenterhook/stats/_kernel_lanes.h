@@ -1,0 +1,303 @@
+/* The inner loops, written once over vector macros; included for each instruction set (see _kernel_sets.h).
+ *
+ * LN(name) names a function for the set and TARGET lets the compiler use it. VF is a vector of W floats, VI of W int32
+ * counters, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the latency of additions.
+ */
+
+#define SEGMENT (32 * U * W) /* floats whose sums stay in float32: no lane adds more than 32 of them, then float64 takes over */
+
+static TARGET float LN(sample_mean)(const float *x, int n)
+{
+    double sum = 0;
+    if (n < W) {
+        for (int i = 0; i < n; i++) sum += x[i];
+        return (float)(sum / n);
+    }
+    int last = n - W;
+    VF v = VADD(VADD(VLOAD(x), VLOAD(x + last / 3)), VADD(VLOAD(x + last * 2 / 3), VLOAD(x + last)));
+    return (float)(VSUM(v) / (4 * W));
+}
+
+/* Statistics of finite float32 values whose squares neither over- nor underflow; 0 where that does not hold. */
+static TARGET int LN(stats_f32)(const float *x, int n, Part *out)
+{
+    float shift = LN(sample_mean)(x, n);
+    if (!(shift >= -FLT_MAX && shift <= FLT_MAX)) shift = 0;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        double s1 = 0, s2 = 0;
+        VF k = VSET1(shift), low[U], high[U];
+        VI zero[U];
+        for (int u = 0; u < U; u++) low[u] = VSET1(x[0]), high[u] = VSET1(x[0]), zero[u] = VIZERO();
+        int i = 0;
+        while (i + W <= n) {
+            VF a[U], b[U];
+            for (int u = 0; u < U; u++) a[u] = VSET1(0), b[u] = VSET1(0);
+            int end = n - i < SEGMENT ? n : i + SEGMENT;
+            for (; i + U * W <= end; i += U * W) {
+                for (int u = 0; u < U; u++) {
+                    VF v = VLOAD(x + i + u * W), d = VSUB(v, k);
+                    low[u] = VMIN(low[u], v);
+                    high[u] = VMAX(high[u], v);
+                    zero[u] = VCOUNT0(zero[u], v);
+                    a[u] = VADD(a[u], d);
+                    b[u] = VFMA(d, d, b[u]);
+                }
+            }
+            for (; i + W <= end; i += W) {
+                VF v = VLOAD(x + i), d = VSUB(v, k);
+                low[0] = VMIN(low[0], v);
+                high[0] = VMAX(high[0], v);
+                zero[0] = VCOUNT0(zero[0], v);
+                a[0] = VADD(a[0], d);
+                b[0] = VFMA(d, d, b[0]);
+            }
+            for (int u = 1; u < U; u++) a[0] = VADD(a[0], a[u]), b[0] = VADD(b[0], b[u]);
+            s1 += VSUM(a[0]);
+            s2 += VSUM(b[0]);
+        }
+        for (int u = 1; u < U; u++) low[0] = VMIN(low[0], low[u]), high[0] = VMAX(high[0], high[u]), zero[0] = VIADD(zero[0], zero[u]);
+        float least = VLEAST(low[0]), most = VMOST(high[0]);
+        int64_t zeros = VISUM(zero[0]);
+        for (; i < n; i++) {
+            double d = (double)x[i] - shift;
+            least = x[i] < least ? x[i] : least;
+            most = x[i] > most ? x[i] : most;
+            zeros += x[i] == 0;
+            s1 += d;
+            s2 += d * d;
+        }
+        if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
+        double m2 = s2 - s1 * s1 / n;
+        if (least == most) {
+            *out = (Part){n, least, 0, least, most, zeros, 0, 0, 0};
+            return 1;
+        }
+        if (s2 < n * 0x1p-100) return 0;
+        if (s1 * s1 > 4 * n * m2) { /* the shift is far from the mean, so that m2 is a small difference of large numbers */
+            shift = (float)(shift + s1 / n);
+            continue;
+        }
+        *out = (Part){n, shift + s1 / n, m2, least, most, zeros, 0, 0, 0};
+        return 1;
+    }
+    return 0;
+}
+
+/* The same for float64, without the sample: the first value is the shift. */
+static TARGET int LN(stats_f64)(const double *x, int n, Part *out)
+{
+    enum { D = W / 2 };
+    double shift = x[0];
+    for (int attempt = 0; attempt < 2; attempt++) {
+        VD k = VDSET1(shift), low[2], high[2], a[2], b[2];
+        VL zero = VLZERO();
+        for (int u = 0; u < 2; u++) low[u] = high[u] = VDSET1(x[0]), a[u] = b[u] = VDSET1(0);
+        int i = 0;
+        for (; i + 2 * D <= n; i += 2 * D) {
+            for (int u = 0; u < 2; u++) {
+                VD v = VDLOAD(x + i + u * D), d = VDSUB(v, k);
+                low[u] = VDMIN(low[u], v);
+                high[u] = VDMAX(high[u], v);
+                zero = VDCOUNT0(zero, v);
+                a[u] = VDADD(a[u], d);
+                b[u] = VDFMA(d, d, b[u]);
+            }
+        }
+        double s1 = VDSUM(VDADD(a[0], a[1])), s2 = VDSUM(VDADD(b[0], b[1]));
+        double least = VDLEAST(VDMIN(low[0], low[1])), most = VDMOST(VDMAX(high[0], high[1]));
+        int64_t zeros = VLSUM(zero);
+        for (; i < n; i++) {
+            double d = x[i] - shift;
+            least = x[i] < least ? x[i] : least;
+            most = x[i] > most ? x[i] : most;
+            zeros += x[i] == 0;
+            s1 += d;
+            s2 += d * d;
+        }
+        if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
+        double m2 = s2 - s1 * s1 / n;
+        if (least == most) {
+            *out = (Part){n, least, 0, least, most, zeros, 0, 0, 0};
+            return 1;
+        }
+        if (s1 * s1 > 4 * n * m2) {
+            shift += s1 / n;
+            continue;
+        }
+        *out = (Part){n, shift + s1 / n, m2, least, most, zeros, 0, 0, 0};
+        return 1;
+    }
+    return 0;
+}
+
+/* Statistics of any values, in two passes of float64; loops over eight sums of each kind, for the compiler to vectorise. */
+static TARGET void LN(stats_any)(const double *x, int n, Part *out)
+{
+    enum { L = 8 };
+    double sum[L] = {0}, squares[L] = {0}, rest[L] = {0}, low[L], high[L];
+    int64_t zeros[L] = {0}, nans[L] = {0}, posinfs[L] = {0}, neginfs[L] = {0};
+    for (int l = 0; l < L; l++) low[l] = __builtin_inf(), high[l] = -__builtin_inf();
+    for (int i = 0; i < n; i += L) {
+        double v[L];
+        for (int l = 0; l < L; l++) v[l] = i + l < n ? x[i + l] : 0;
+        int used = n - i < L ? n - i : L;
+        for (int l = 0; l < L; l++) {
+            int64_t finite = v[l] >= -DBL_MAX && v[l] <= DBL_MAX, here = l < used;
+            zeros[l] += here & (v[l] == 0);
+            nans[l] += v[l] != v[l];
+            posinfs[l] += v[l] > DBL_MAX;
+            neginfs[l] += v[l] < -DBL_MAX;
+            sum[l] += finite ? v[l] : 0;
+            double floor = finite & here ? v[l] : __builtin_inf(), ceiling = finite & here ? v[l] : -__builtin_inf();
+            low[l] = floor < low[l] ? floor : low[l];
+            high[l] = ceiling > high[l] ? ceiling : high[l];
+        }
+    }
+    *out = (Part){0, 0, 0, low[0], high[0], 0, 0, 0, 0};
+    double total = 0;
+    for (int l = 0; l < L; l++) {
+        out->zeros += zeros[l], out->nans += nans[l], out->posinfs += posinfs[l], out->neginfs += neginfs[l];
+        out->min = low[l] < out->min ? low[l] : out->min;
+        out->max = high[l] > out->max ? high[l] : out->max;
+        total += sum[l];
+    }
+    out->n = (double)(n - out->nans - out->posinfs - out->neginfs);
+    if (out->n == 0) return;
+    double mean = total / out->n;
+    for (int i = 0; i + L <= n; i += L) {
+        for (int l = 0; l < L; l++) {
+            int64_t finite = x[i + l] >= -DBL_MAX && x[i + l] <= DBL_MAX;
+            double d = finite ? x[i + l] - mean : 0;
+            rest[l] += d;
+            squares[l] += d * d;
+        }
+    }
+    for (int i = n - n % L; i < n; i++) {
+        double d = x[i] >= -DBL_MAX && x[i] <= DBL_MAX ? x[i] - mean : 0;
+        rest[0] += d;
+        squares[0] += d * d;
+    }
+    double s1 = 0, s2 = 0;
+    for (int l = 0; l < L; l++) s1 += rest[l], s2 += squares[l];
+    out->mean = mean + s1 / out->n;
+    out->m2 = s2 - s1 * s1 / out->n;
+}
+
+/* Add whole blocks of 64 finite values to the sketch; `ahead` is memory to bring nearer meanwhile, `lines` cache lines a block. */
+static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out, const char *ahead, int lines)
+{
+    VF sums[BUCKETS / W];
+    for (int j = 0; j < BUCKETS / W; j++) sums[j] = VSET1(0);
+    for (int b = 0; b < blocks; b++, x += BUCKETS) {
+        uint64_t bits = mix64((block + b + 1) * GOLDEN);
+        unsigned mask = (unsigned)((bits * ROTATION) >> 58), far = mask & ~(unsigned)(W - 1);
+        for (int line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead);
+        VPERM_PREPARE(mask & (W - 1));
+        for (int j = 0; j < BUCKETS / W; j++) {
+            unsigned from = (unsigned)(j * W) ^ far;
+            sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits >> from)));
+        }
+    }
+    float stored[BUCKETS];
+    for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sums[j]);
+    for (int i = 0; i < BUCKETS; i++) out[i] += stored[i];
+}
+
+static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t page)
+{
+    uint64_t total = 0;
+    for (; size > 0; size -= PAGE_BYTES, bytes += PAGE_BYTES, page++) {
+        int stripes = size < PAGE_BYTES ? (int)(size / STRIPE_BYTES) : PAGE_STRIPES;
+        int rest = size < PAGE_BYTES ? (int)(size % STRIPE_BYTES) : 0;
+        DIGEST_BEGIN();
+        for (int s = 0; s < stripes; s++) DIGEST_STRIPE(bytes + s * STRIPE_BYTES, digest_keys + s * DIGEST_LANES);
+        if (rest) {
+            uint8_t padded[STRIPE_BYTES] __attribute__((aligned(64))) = {0};
+            memcpy(padded, bytes + stripes * STRIPE_BYTES, rest);
+            DIGEST_STRIPE(padded, digest_keys + stripes * DIGEST_LANES);
+        }
+        DIGEST_END(total, (page * DIGEST_LANES + 1) * GOLDEN);
+    }
+    return total;
+}
+
+#define EACH(type, expression)                                                                                                 \
+    {                                                                                                                          \
+        const type *v = raw;                                                                                                   \
+        for (int i = 0; i < n; i++) out[i] = (expression);                                                                     \
+    }                                                                                                                          \
+    break
+
+static TARGET void LN(to_f32)(int dtype, const void *restrict raw, int n, float *restrict out)
+{
+    switch (dtype) {
+    case F16: LN(widen_f16)(raw, n, out); break;
+    case BF16: {
+        const uint16_t *v = raw;
+        for (int i = 0; i < n; i++) {
+            uint32_t bits = (uint32_t)v[i] << 16;
+            memcpy(out + i, &bits, 4);
+        }
+        break;
+    }
+    case E4M3FN: case E5M2: case E4M3FNUZ: case E5M2FNUZ: {
+        const float *values = float8_values[dtype - E4M3FN];
+        EACH(uint8_t, values[v[i]]);
+    }
+    case I8: EACH(int8_t, v[i]);
+    case U8: EACH(uint8_t, v[i]);
+    case I16: EACH(int16_t, v[i]);
+    case U16: EACH(uint16_t, v[i]);
+    case BOOL: EACH(uint8_t, v[i] != 0);
+    }
+}
+
+static TARGET void LN(to_f64)(int dtype, const void *restrict raw, int n, double scale, double *restrict out)
+{
+    const double inf = __builtin_inf();
+    switch (dtype) {
+    case F32: EACH(float, v[i]);
+    case F64: EACH(double, v[i] * scale);
+    case I32: EACH(int32_t, v[i]);
+    case U32: EACH(uint32_t, v[i]);
+    case I64: EACH(int64_t, (double)v[i]);
+    case U64: EACH(uint64_t, (double)v[i]);
+    case C64: {
+        const float *v = raw;
+        for (int i = 0; i < n; i++) {
+            double re = v[2 * i], im = v[2 * i + 1], size = __builtin_sqrt(re * re + im * im);
+            out[i] = ((__builtin_fabs(re) == inf) | (__builtin_fabs(im) == inf)) ? inf : size;
+        }
+        break;
+    }
+    case C128: {
+        const double *v = raw;
+        for (int i = 0; i < n; i++) { /* scaled, so that the squares neither over- nor underflow */
+            double re = __builtin_fabs(v[2 * i] * scale), im = __builtin_fabs(v[2 * i + 1] * scale);
+            double most = re > im ? re : im, ratio = (re > im ? im : re) / (most == 0 ? 1 : most);
+            double size = most * __builtin_sqrt(1 + ratio * ratio);
+            size = ((re != re) | (im != im)) ? __builtin_nan("") : size;
+            out[i] = ((re == inf) | (im == inf)) ? inf : size;
+        }
+        break;
+    }
+    }
+}
+
+#undef EACH
+
+static TARGET void LN(narrow)(const double *restrict x, int n, float *restrict out)
+{
+    for (int i = 0; i < n; i++) out[i] = __builtin_fabs(x[i]) <= FLT_MAX ? (float)x[i] : 0.0f;
+}
+
+static TARGET void LN(clean)(const float *restrict x, int n, float *restrict out)
+{
+    for (int i = 0; i < n; i++) out[i] = __builtin_fabsf(x[i]) <= FLT_MAX ? x[i] : 0.0f;
+}
+
+static const Lanes LN(lanes) = {
+    LANES_NAME, LN(stats_f32), LN(stats_f64), LN(stats_any), LN(sketch), LN(digest), LN(to_f32), LN(to_f64), LN(narrow), LN(clean),
+};
+
+#undef SEGMENT

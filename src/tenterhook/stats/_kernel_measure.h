@@ -1,0 +1,266 @@
+/* Measuring memory of any layout, chunk by chunk in logical order. Knows no Python. */
+#ifndef TENTERHOOK_KERNEL_MEASURE_H
+#define TENTERHOOK_KERNEL_MEASURE_H
+
+#include "_kernel_types.h"
+
+#define MAX_DIMS 64
+
+/* Elements in row-major order of `size`; strides in bytes. `next` is the element that comes next. */
+typedef struct {
+    const char *first, *next;
+    int itemsize, dims;
+    int64_t numel, size[MAX_DIMS], stride[MAX_DIMS], index[MAX_DIMS];
+} Walk;
+
+/* Where the results of one tensor go; a null pointer leaves a group out. */
+typedef struct {
+    double *statistics; /* 11, in the order of layout.STATISTICS */
+    float *sketch;
+    uint64_t *digest;
+} Row;
+
+typedef struct {
+    uint8_t raw[CHUNK * 16];
+    float f32[CHUNK * 2];
+    double f64[CHUNK];
+} __attribute__((aligned(64))) Scratch;
+
+/* Adds a dimension inside those so far, joined to the one before where both are one run of memory. */
+static int walk_push(Walk *walk, int64_t size, int64_t stride)
+{
+    if (size == 1) return 1;
+    int last = walk->dims - 1;
+    if (last >= 0 && walk->stride[last] == (int64_t)((uint64_t)stride * (uint64_t)size)) {
+        walk->size[last] *= size;
+        walk->stride[last] = stride;
+        return 1;
+    }
+    if (walk->dims == MAX_DIMS) return 0;
+    walk->size[walk->dims] = size;
+    walk->stride[walk->dims] = stride;
+    walk->index[walk->dims++] = 0;
+    return 1;
+}
+
+static void walk_rewind(Walk *walk)
+{
+    walk->next = walk->first;
+    for (int i = 0; i < walk->dims; i++) walk->index[i] = 0;
+}
+
+static void copy_run(uint8_t *to, const char *from, int64_t stride, int64_t count, int itemsize)
+{
+#define COPY_ITEMS(size)                                                                                                       \
+    case size:                                                                                                                 \
+        for (int64_t i = 0; i < count; i++) memcpy(to + i * (size), from + i * stride, size);                                  \
+        break
+    if (stride == itemsize) {
+        memcpy(to, from, (size_t)(count * itemsize));
+        return;
+    }
+    switch (itemsize) {
+        COPY_ITEMS(1);
+        COPY_ITEMS(2);
+        COPY_ITEMS(4);
+        COPY_ITEMS(8);
+        COPY_ITEMS(16);
+    }
+#undef COPY_ITEMS
+}
+
+static void walk_on(Walk *walk, int64_t count)
+{
+    int dim = walk->dims - 1;
+    walk->next += count * walk->stride[dim];
+    walk->index[dim] += count;
+    for (; dim > 0 && walk->index[dim] == walk->size[dim]; dim--) {
+        walk->next += walk->stride[dim - 1] - walk->size[dim] * walk->stride[dim];
+        walk->index[dim] = 0;
+        walk->index[dim - 1]++;
+    }
+}
+
+/* Gives the next `count` elements as contiguous, aligned memory: in place where they are that, else copied to `raw`. */
+static const void *walk_take(Walk *walk, int count, uint8_t *raw)
+{
+    if (walk->dims == 0) {
+        memcpy(raw, walk->next, (size_t)walk->itemsize);
+        return raw;
+    }
+    int last = walk->dims - 1, alignment = walk->itemsize < 8 ? walk->itemsize : 8;
+    if (walk->stride[last] == walk->itemsize && walk->size[last] - walk->index[last] >= count
+        && (uintptr_t)walk->next % (uintptr_t)alignment == 0) {
+        const void *here = walk->next;
+        walk_on(walk, count);
+        return here;
+    }
+    for (uint8_t *to = raw; count > 0;) {
+        int64_t left = walk->size[last] - walk->index[last], run = left < count ? left : count;
+        copy_run(to, walk->next, walk->stride[last], run, walk->itemsize);
+        walk_on(walk, run);
+        to += run * walk->itemsize;
+        count -= (int)run;
+    }
+    return raw;
+}
+
+/* Chan, Golub & LeVeque 1983. */
+static void merge_part(Part *all, const Part *part)
+{
+    all->zeros += part->zeros, all->nans += part->nans, all->posinfs += part->posinfs, all->neginfs += part->neginfs;
+    if (part->n == 0) return;
+    double n = all->n + part->n, apart = part->mean - all->mean;
+    if (all->n == 0) {
+        all->mean = part->mean, all->m2 = part->m2, all->min = part->min, all->max = part->max;
+    } else {
+        all->mean += apart * (part->n / n);
+        all->m2 += part->m2 + apart * apart * (all->n * (part->n / n));
+        all->min = part->min < all->min ? part->min : all->min;
+        all->max = part->max > all->max ? part->max : all->max;
+    }
+    all->n = n;
+}
+
+static double absmax_of(const Part *part)
+{
+    return part->n == 0 ? 0 : -part->min > part->max ? -part->min : part->max;
+}
+
+static void sketch_edge(const Lanes *lanes, const float *x, int count, int lane, uint64_t block, double *sums)
+{
+    float padded[BUCKETS] = {0};
+    memcpy(padded + lane, x, sizeof(float) * (size_t)count);
+    lanes->sketch(padded, 1, block, sums, (const char *)x, 0);
+}
+
+/* Adds `count` finite values, the first of which has flat index `start`. */
+static void sketch_values(const Lanes *lanes, const float *x, int count, uint64_t start, double *sums, const char *ahead, int lines)
+{
+    int lane = (int)(start % BUCKETS);
+    if (lane) {
+        int head = BUCKETS - lane < count ? BUCKETS - lane : count;
+        sketch_edge(lanes, x, head, lane, start / BUCKETS, sums);
+        x += head, count -= head, start += (uint64_t)head;
+    }
+    int whole = count / BUCKETS;
+    if (whole) lanes->sketch(x, whole, start / BUCKETS, sums, ahead, lines);
+    if (count % BUCKETS) sketch_edge(lanes, x + whole * BUCKETS, count % BUCKETS, 0, start / BUCKETS + (uint64_t)whole, sums);
+}
+
+/* The same for values of any size, of which the infinite and NaN count as 0; slow. */
+static void sketch_any(int dtype, const void *values, int count, uint64_t start, double *sums)
+{
+    for (int i = 0; i < count; i++, start++) {
+        double v = dtype == F32 ? ((const float *)values)[i] : ((const double *)values)[i];
+        if (!(v >= -DBL_MAX && v <= DBL_MAX)) continue;
+        uint64_t bits = mix64((start / BUCKETS + 1) * GOLDEN), lane = start % BUCKETS;
+        sums[lane ^ ((bits * ROTATION) >> 58)] += (bits >> lane) & 1 ? -v : v;
+    }
+}
+
+static void part_of_doubles(const Lanes *lanes, const double *x, int n, Part *part)
+{
+    if (!lanes->stats_f64(x, n, part)) lanes->stats_any(x, n, part);
+}
+
+/* Statistics, and sketch where `sums` is given, of one chunk. */
+static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n, uint64_t start, Scratch *scratch, Part *part, double *sums)
+{
+    int complex = dtype == C64 || dtype == C128, doubles = dtype == F64 || complex || (dtype >= I32 && dtype <= U64);
+    const float *singles = raw;
+    const double *wide = raw;
+    if (doubles) {
+        if (dtype != F64) lanes->to_f64(dtype, raw, n, 1, scratch->f64), wide = scratch->f64;
+        part_of_doubles(lanes, wide, n, part);
+    } else {
+        if (dtype != F32) lanes->to_f32(dtype, raw, n, scratch->f32), singles = scratch->f32;
+        if (!lanes->stats_f32(singles, n, part)) {
+            lanes->to_f64(F32, singles, n, 1, scratch->f64);
+            lanes->stats_any(scratch->f64, n, part);
+        }
+    }
+    if (!sums) return;
+    int plain = part->nans + part->posinfs + part->neginfs == 0, lines = BUCKETS * ITEMSIZE[dtype] / 64;
+    int count = complex ? 2 * n : n; /* a complex tensor is sketched as its interleaved parts */
+    if (complex) start *= 2, wide = raw;
+    if (absmax_of(part) > SKETCH_LIMIT || (complex && !plain)) {
+        sketch_any(dtype == C64 || !doubles ? F32 : F64, dtype == C64 ? raw : doubles ? (const void *)wide : singles, count, start, sums);
+        return;
+    }
+    if (doubles && dtype != C64) {
+        lanes->narrow(wide, count, scratch->f32);
+        singles = scratch->f32;
+    } else if (!plain) {
+        lanes->clean(singles, n, scratch->f32);
+        singles = scratch->f32;
+    }
+    sketch_values(lanes, singles, count, start, sums, (const char *)raw + (size_t)n * ITEMSIZE[dtype], lines);
+}
+
+/* Mean, std and rms of float64 values whose squares over- or underflow: again, scaled by a power of two. */
+static double measure_scaled(const Lanes *lanes, int dtype, Walk *walk, Scratch *scratch, Part *all)
+{
+    double scale = absmax_of(all) > 1 ? 0x1p-600 : 0x1p+600;
+    *all = (Part){0};
+    walk_rewind(walk);
+    for (int64_t done = 0; done < walk->numel;) {
+        int n = walk->numel - done < CHUNK ? (int)(walk->numel - done) : CHUNK;
+        Part part;
+        lanes->to_f64(dtype, walk_take(walk, n, scratch->raw), n, scale, scratch->f64);
+        part_of_doubles(lanes, scratch->f64, n, &part);
+        merge_part(all, &part);
+        done += n;
+    }
+    return scale;
+}
+
+static void write_statistics(double *to, int64_t numel, const Part *all, const Part *scaled, double scale)
+{
+    const double nan = __builtin_nan("");
+    to[0] = (double)numel;
+    if (all->n > 0) {
+        double m2 = scaled->m2 > 0 ? scaled->m2 / scaled->n : 0;
+        to[1] = all->min;
+        to[2] = all->max;
+        to[3] = scaled->mean / scale;
+        to[4] = __builtin_sqrt(m2) / scale;
+        to[5] = __builtin_sqrt(m2 + scaled->mean * scaled->mean) / scale;
+        to[6] = absmax_of(all) + 0.0; /* not -0 */
+    } else {
+        for (int i = 1; i < 7; i++) to[i] = nan;
+    }
+    to[7] = (double)all->nans;
+    to[8] = (double)all->posinfs;
+    to[9] = (double)all->neginfs;
+    to[10] = (double)all->zeros;
+}
+
+static void measure_walk(const Lanes *lanes, int dtype, Walk *walk, int64_t offset, const Row *row)
+{
+    Scratch scratch;
+    Part all = {0};
+    double sums[BUCKETS] = {0};
+    uint64_t cells = 0;
+    walk_rewind(walk);
+    for (int64_t done = 0; done < walk->numel;) {
+        int n = walk->numel - done < CHUNK ? (int)(walk->numel - done) : CHUNK;
+        const void *raw = walk_take(walk, n, scratch.raw);
+        int64_t bytes = (int64_t)n * ITEMSIZE[dtype];
+        Part part;
+        measure_chunk(lanes, dtype, raw, n, (uint64_t)(offset + done), &scratch, &part, row->sketch ? sums : NULL);
+        merge_part(&all, &part);
+        if (row->digest) cells += lanes->digest(raw, bytes, (uint64_t)(done * ITEMSIZE[dtype]) / PAGE_BYTES);
+        done += n;
+    }
+    Part scaled = all;
+    double scale = 1, absmax = absmax_of(&all);
+    if ((dtype == F64 || dtype == C128) && absmax > 0 && (absmax > 0x1p+400 || absmax < 0x1p-400))
+        scale = measure_scaled(lanes, dtype, walk, &scratch, &scaled);
+    write_statistics(row->statistics, walk->numel, &all, &scaled, scale);
+    if (row->sketch)
+        for (int i = 0; i < BUCKETS; i++) row->sketch[i] = (float)sums[i];
+    if (row->digest) *row->digest = mix64((uint64_t)(walk->numel * walk->itemsize) * GOLDEN + SEED + cells);
+}
+
+#endif

@@ -1,0 +1,138 @@
+"""The native kernels give what the NumPy twin gives, over every dtype, layout and kind of values."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenterhook.stats import DTYPE_CODES, KERNELS, STATISTICS, RowBuffer
+from tenterhook.stats.layout import DTYPES
+from tests.stats.arrays import KINDS, arrays, layouts, values
+
+NATIVE = [kernel for kernel in KERNELS if kernel != "numpy"]
+pytestmark = pytest.mark.skipif(not NATIVE, reason="the kernel is not built here: only the twin exists")
+
+EXACT = [STATISTICS.index(name) for name in STATISTICS if name.endswith("count") or name in ("numel", "min", "max")]
+ABSMAX, MEAN, STD, RMS = (STATISTICS.index(name) for name in ("absmax", "mean", "std", "rms"))
+
+
+def assert_same_row(native: RowBuffer, twin: RowBuffer, array: np.ndarray) -> None:
+    ours, theirs = native.statistics[0], twin.statistics[0]
+    exact = [at for at in EXACT if array.dtype.kind != "c" or STATISTICS[at] not in ("min", "max")]
+    np.testing.assert_array_equal(ours[exact], theirs[exact])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=max(1e-6 * np.nan_to_num(theirs[RMS], posinf=0), 1e-320))
+    if theirs[STD] > 1e-9 * theirs[RMS]:
+        np.testing.assert_allclose(ours[STD], theirs[STD], rtol=2e-6)
+    np.testing.assert_allclose(ours[[RMS, ABSMAX]], theirs[[RMS, ABSMAX]], rtol=1e-6)
+    assert native.valid[0] == twin.valid[0] == 7
+    assert native.digests[0] == twin.digests[0]
+    assert_same_sketch(native.sketches[0], twin.sketches[0], theirs)
+
+
+def assert_same_sketch(ours: np.ndarray, theirs: np.ndarray, statistics: np.ndarray) -> None:
+    if not np.isfinite(theirs).all():
+        np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
+        return
+    per_bucket = np.nan_to_num(statistics[ABSMAX]) * max(1.0, 2 * statistics[0] / 64)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=max(2e-7 * per_bucket, 1e-44))
+
+
+def measured(kernel: str, array: np.ndarray, offset: int = 0) -> RowBuffer:
+    buffer = RowBuffer(1, kernel=kernel)
+    with np.errstate(over="ignore"):
+        assert buffer.measure_array(0, array, offset)
+    return buffer
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@given(array=arrays(), offset=st.one_of(st.just(0), st.integers(0, 2**40)))
+@settings(max_examples=300, deadline=None)
+def test_contiguous_memory(kernel: str, array: np.ndarray, offset: int) -> None:
+    assert_same_row(measured(kernel, array, offset), measured("numpy", array, offset), array)
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_every_dtype_with_every_kind_of_values(kernel: str, dtype: np.dtype, kind: str) -> None:
+    array = values(np.random.default_rng(7), dtype, 5000, kind)
+    assert_same_row(measured(kernel, array), measured("numpy", array), array)
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 2047, 2048, 2049, 4160])
+def test_sizes_around_vectors_blocks_and_chunks(kernel: str, dtype: np.dtype, size: int) -> None:
+    array = values(np.random.default_rng(size), dtype, size, "normal")
+    assert_same_row(measured(kernel, array), measured("numpy", array), array)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(layout=layouts(), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_any_strides_measure_as_their_contiguous_copy(
+    kernel: str, layout: tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]], dtype: np.dtype, seed: int
+) -> None:
+    shape, strides, (first, extent) = layout
+    storage = values(np.random.default_rng(seed), dtype, extent, "normal")
+    view = np.ndarray(
+        shape, dtype, storage, first * dtype.itemsize, tuple(stride * dtype.itemsize for stride in strides)
+    )
+    buffer = RowBuffer(1, kernel=kernel)
+    address = storage.__array_interface__["data"][0] + first * dtype.itemsize
+    assert buffer.measure(0, address, dtype.name, shape, strides)
+    copied = measured(kernel, np.ascontiguousarray(view))
+    np.testing.assert_array_equal(buffer.statistics, copied.statistics)
+    np.testing.assert_array_equal(buffer.sketches, copied.sketches)
+    assert buffer.digests[0] == copied.digests[0]
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128", "uint8"])
+def test_large_views(kernel: str, dtype: str) -> None:
+    kind = DTYPES[DTYPE_CODES[dtype]]
+    storage = values(np.random.default_rng(1), kind, 60 * 70 * 80, "normal").reshape(60, 70, 80)
+    views = [storage.transpose(axes)[::step, ::-1] for axes in itertools.permutations(range(3)) for step in (1, -1, 3)]
+    views += [np.broadcast_to(storage[:1, :, :1], (60, 70, 80)), storage[:, 3:60, 5:], storage[:, :, 0]]
+    for view in views:
+        assert_same_row(measured(kernel, view), measured("numpy", view), view)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_unaligned_memory(kernel: str) -> None:
+    storage = np.zeros(4 * 5000 + 1, np.uint8)
+    unaligned = storage[1:].view(np.float32)
+    unaligned[:] = values(np.random.default_rng(2), np.dtype(np.float32), 5000, "normal")
+    aligned = unaligned.copy()
+    for step in (1, 3):
+        ours, theirs = measured(kernel, unaligned[::step]), measured(kernel, aligned[::step])
+        np.testing.assert_array_equal(ours.statistics, theirs.statistics)
+        np.testing.assert_array_equal(ours.digests, theirs.digests)
+
+
+def test_kernels_give_the_same_sketch_bit_for_bit() -> None:
+    array = values(np.random.default_rng(3), np.dtype(np.float32), 300_000, "normal")
+    first, *others = [measured(kernel, array).sketches for kernel in NATIVE]
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+def test_flushing_subnormals_in_the_callers_thread_changes_nothing(kernel: str) -> None:
+    torch = pytest.importorskip("torch")
+    array = np.full(3000, 1e-41, np.float32)
+    expected = measured(kernel, array).statistics
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        buffer = measured(kernel, array)
+        flushed = torch.tensor(1e-41) * 1 == 0
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed, "the mode must be on while measuring, and still on afterwards"
+    np.testing.assert_array_equal(buffer.statistics, expected)
+    assert buffer.statistics[0, STATISTICS.index("zero_count")] == 0
