@@ -1,5 +1,7 @@
 """An ordinary training script that knows nothing of tenterhook: a small CNN on real handwritten digits.
 
+Record it, then look at it:
+
     tenterhook record examples/digits.py
     tenterhook show @0
 """

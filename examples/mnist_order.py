@@ -1,5 +1,7 @@
 """Write down the order in which a network's modules run, forward and backward: an MNIST network on real digits.
 
+From inside, and from outside:
+
     python examples/mnist_order.py            # prints the order
     tenterhook record --log order.log examples/mnist_order.py --plain   # the same, from outside
 """

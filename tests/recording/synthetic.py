@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -12,7 +14,7 @@ PATHS = ("", "conv1", "relu", "fc")
 TYPES = ("Net", "Conv2d", "ReLU", "Linear")
 
 
-def words(values: list[str | None]) -> pa.DictionaryArray:
+def words(values: list[Any]) -> pa.DictionaryArray:
     """Encode words as the schemas want them."""
     return pa.array(values, pa.string()).dictionary_encode().cast(pa.dictionary(pa.int32(), pa.string()))
 
@@ -29,21 +31,52 @@ def batch(schema: pa.Schema, rows: list[dict[str, object]]) -> pa.RecordBatch:
 def call(seq: int, step: int = 0, path: str = "conv1", **fields: object) -> dict[str, object]:
     """Make a row of calls."""
     row: dict[str, object] = {
-        "seq": seq, "step": step, "model": "Net", "path": path, "type": TYPES[PATHS.index(path)] if path in PATHS else "Module",
-        "call": 0, "phase": "forward", "pass": 0, "depth": 1 if path else 0, "thread": 1, "start_ns": seq * 1000,
+        "seq": seq,
+        "step": step,
+        "model": "Net",
+        "path": path,
+        "type": TYPES[PATHS.index(path)] if path in PATHS else "Module",
+        "call": 0,
+        "phase": "forward",
+        "pass": 0,
+        "depth": 1 if path else 0,
+        "thread": 1,
+        "start_ns": seq * 1000,
         "duration_ns": 500,
-    }  # fmt: skip
+    }
     return {**row, **fields}
 
 
 def value(seq: int, call_seq: int, step: int = 0, path: str = "conv1", **fields: object) -> dict[str, object]:
     """Make a row of values."""
     row: dict[str, object] = {
-        "seq": seq, "call_seq": call_seq, "step": step, "model": "Net", "path": path, "kind": "output", "slot": "", "call": 0,
-        "phase": "forward", "pass": 0, "shape": [2, 3], "dtype": "float32", "device": "cpu", "numel": 6, "min": -1.5, "max": 2.25,
-        "mean": 0.5, "std": 1.0, "rms": 1.1, "absmax": 2.25, "nan_count": 0, "posinf_count": 0, "neginf_count": 0, "zero_count": 1,
-        "sketch": [float(seq)] * SKETCH_SIZE, "digest": 2**64 - 1 - seq,
-    }  # fmt: skip
+        "seq": seq,
+        "call_seq": call_seq,
+        "step": step,
+        "model": "Net",
+        "path": path,
+        "kind": "output",
+        "slot": "",
+        "call": 0,
+        "phase": "forward",
+        "pass": 0,
+        "shape": [2, 3],
+        "dtype": "float32",
+        "device": "cpu",
+        "numel": 6,
+        "min": -1.5,
+        "max": 2.25,
+        "mean": 0.5,
+        "std": 1.0,
+        "rms": 1.1,
+        "absmax": 2.25,
+        "nan_count": 0,
+        "posinf_count": 0,
+        "neginf_count": 0,
+        "zero_count": 1,
+        "sketch": [float(seq)] * SKETCH_SIZE,
+        "digest": 2**64 - 1 - seq,
+    }
     return {**row, **fields}
 
 
@@ -60,15 +93,25 @@ def values_batch(*rows: dict[str, object]) -> pa.RecordBatch:
 def modules_table(model: str = "Net", paths: tuple[str, ...] = PATHS, **reasons: str) -> pa.Table:
     """Make the modules of a network, all selected and called but those with a reason."""
     rows = [
-        {"model": model, "path": path, "raw_path": path, "type": TYPES[PATHS.index(path)], "aliases": [], "parameters": 10,
-         "selected": True, "calls": 0 if path in reasons else 1, "reason": reasons.get(path)}
+        {
+            "model": model,
+            "path": path,
+            "raw_path": path,
+            "type": TYPES[PATHS.index(path)],
+            "aliases": [],
+            "parameters": 10,
+            "selected": True,
+            "calls": 0 if path in reasons else 1,
+            "reason": reasons.get(path),
+        }
         for path in paths
-    ]  # fmt: skip
+    ]
     return pa.Table.from_pylist(rows, MODULES)
 
 
 def step_of_rows(step: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Make one step: the root, three modules in it, and the backward of the last, with an output and a gradient each."""
+    """Make one step: the root, three modules in it, and the backward of the last, with an output and a gradient
+    each."""
     first = step * 100
     calls = [call(first + index, step, path, parent=None if not path else first) for index, path in enumerate(PATHS)]
     calls.append(call(first + 20, step, "fc", phase="backward", forward=first + 3, depth=0))
@@ -88,12 +131,22 @@ def many_values(
     paths = [f"layers.{number // 3}.{('attn', 'mlp', 'norm')[number % 3]}" for number in range(modules)]
     scale = np.exp(generator.normal(size=rows))
     fixed = {
-        "model": "Net", "kind": "output", "slot": "", "phase": "forward", "dtype": "bfloat16", "device": "cuda:0", "note": None,
-    }  # fmt: skip
+        "model": "Net",
+        "kind": "output",
+        "slot": "",
+        "phase": "forward",
+        "dtype": "bfloat16",
+        "device": "cuda:0",
+        "note": None,
+    }
     numbers = {
-        "min": -3 * scale, "max": 3 * scale, "mean": generator.normal(size=rows) * 0.01, "std": scale,
-        "rms": scale * 1.001, "absmax": 3.1 * scale,
-    }  # fmt: skip
+        "min": -3 * scale,
+        "max": 3 * scale,
+        "mean": generator.normal(size=rows) * 0.01,
+        "std": scale,
+        "rms": scale * 1.001,
+        "absmax": 3.1 * scale,
+    }
     columns: list[pa.Array] = []
     for field in VALUES:
         name = field.name

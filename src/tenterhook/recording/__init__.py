@@ -1,4 +1,4 @@
-"""Recordings: what `record` makes and everything else reads, in memory or in a directory `NAME.thk`. Knows no framework."""
+"""What `record` makes and everything else reads, in memory or in a directory `NAME.thk`. Knows no framework."""
 
 from __future__ import annotations
 

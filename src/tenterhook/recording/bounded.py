@@ -15,7 +15,8 @@ T = TypeVar("T")
 class BoundedQueue(Generic[T]):
     """Items with their sizes, from many threads to one.
 
-    An item counts until `release` says that it is dealt with. One that is larger than the limit passes when it is alone.
+    An item counts until `release` says that it is dealt with. One that is larger than the limit passes when it is
+    alone.
 
     Attributes:
         waited: seconds that putting had to wait, in all.

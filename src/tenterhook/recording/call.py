@@ -31,9 +31,9 @@ class Lookup(Protocol):
 class Call:
     """One run of one module, forward or backward.
 
-    Its values are attributes: `call.output`, `call.input["x"]`, `call.grad_output`, `call.grad_input`. A bare tensor is given as
-    it is; a nested value as a mapping from slots; where no tensor was stored, a `Value` stands for it. A forward call also gives
-    the gradients of its backward, and a backward call the input and output of its forward.
+    Its values are attributes: `call.output`, `call.input["x"]`, `call.grad_output`, `call.grad_input`. A bare tensor
+    is given as it is; a nested value as a mapping from slots; where no tensor was stored, a `Value` stands for it. A
+    forward call also gives the gradients of its backward, and a backward call the input and output of its forward.
 
     Attributes:
         seq: number of its first event, per rank; the order of execution.
@@ -170,7 +170,8 @@ def call_from_row(row: dict[str, Any], lookup: Lookup) -> Call:
 class ModuleView:
     """All that was recorded of one module.
 
-    `view.output`, `.input`, `.grad_output` and `.grad_input` give the value when the module was called once; otherwise choose a
+    `view.output`, `.input`, `.grad_output` and `.grad_input` give the value when the module was called once; otherwise
+    choose a
     call: `view.calls[1].output`.
 
     Attributes:

@@ -1,6 +1,7 @@
 """How arrays become a framework's tensors and back, without knowing any framework.
 
-Each backend registers one `Converter`, or the name under which it can be found, so that nothing is imported before it is asked for.
+Each backend registers one `Converter`, or the name under which it can be found, so that nothing is imported before it
+is asked for.
 """
 
 from __future__ import annotations

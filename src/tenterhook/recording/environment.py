@@ -1,4 +1,4 @@
-"""What surrounds a run and is worth keeping with its recording: command line, commit, versions, chosen environment variables.
+"""What surrounds a run and is worth keeping with it: command line, commit, versions, chosen environment variables.
 
 Only the variables on the list are ever read, so that no secret of the environment reaches a file.
 """
@@ -47,7 +47,7 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of python, the platform and the packages that are installed and matter; imports none of them."""
+    """Give the versions of Python, the platform and the installed packages that matter; imports none."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         try:
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: str | os.PathLike[str] | None = None) -> Git | None:
-    """Give the commit of `folder` (default: the working directory); None without git, a repository or an answer in 2 s."""
+    """Give the commit of `folder` (default: the working directory); None without git or a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None

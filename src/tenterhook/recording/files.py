@@ -41,7 +41,7 @@ class RankFiles:
 
 
 def rank_files(folder: Path, rank: int) -> RankFiles:
-    """List the files of a rank. A part that is there as Parquet and as a stream was killed between the two: Parquet counts."""
+    """List the files of a rank. Of a part that is there as a stream and as Parquet, Parquet counts."""
     files = RankFiles(rank, folder)
     parts: dict[tuple[str, int], Path] = {}
     with os.scandir(folder) as entries:

@@ -66,8 +66,8 @@ class Cost(msgspec.Struct, kw_only=True):
 class Manifest(msgspec.Struct, kw_only=True):
     """Everything that is known about a recording besides its rows.
 
-    The recorder makes one at the start and hands the finished one to `Sink.close`; the sink fills in `complete`, `partial`,
-    `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` itself.
+    The recorder makes one at the start and hands the finished one to `Sink.close`; the sink fills in `complete`,
+    `partial`, `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` itself.
 
     Attributes:
         format_version: `major.minor` of the format.
@@ -167,11 +167,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_version(version: str, where: str) -> None:
-    ours = int(FORMAT_VERSION.split(".")[0])
-    major = version.split(".", maxsplit=1)[0]
+    ours = int(FORMAT_VERSION.partition(".")[0])
+    major = version.partition(".")[0]
     if not (major.isascii() and major.isdigit() and len(major) < 6):
         raise RecordingError(f"{where} is damaged: its format_version is {version[:40]!r}, not a version")
     if int(major) > ours:
         raise RecordingError(
-            f"{where} was written by format {version[:40]}, this tenterhook reads {ours}.x; upgrade tenterhook to read it"
+            f"{where} was written by format {version[:40]}, this tenterhook reads {ours}.x; upgrade tenterhook"
         )

@@ -1,6 +1,7 @@
 """A recording in memory: a sink and a source in one.
 
-Memory grows with the rows (about 150 bytes each, 400 with a sketch) and with the tensors stored. For whole runs, record to disk.
+Memory grows with the rows (about 150 bytes each, 400 with a sketch) and with the tensors stored. For whole runs,
+record to disk.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def new_connection() -> DuckDBPyConnection:
 
 
 def lock(connection: DuckDBPyConnection, files: list[Path]) -> None:
-    """Forbid everything but reading `files`: other files, the network, extensions, Python's variables, and undoing this."""
+    """Forbid all but reading `files`: other files, the network, extensions, Python's variables, and undoing this."""
     if files:
         connection.execute(f"SET allowed_paths = [{', '.join(quote(str(file)) for file in files)}]")
     connection.execute("SET enable_external_access = false")

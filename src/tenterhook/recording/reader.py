@@ -1,47 +1,32 @@
-"""Opening a recording's directory: finished, killed half-way, or still being written."""
+"""Finding and opening recordings on disk."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
-
-from tenterhook.errors import NotRecordedError, RecordingError
-from tenterhook.recording import query
-from tenterhook.recording.files import RankFiles, plain_file, rank_files, reading
-from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+from tenterhook.recording.manifest import MANIFEST_NAME
 from tenterhook.recording.recording import Recording
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, read_schema, with_rank
-from tenterhook.recording.target import RANK_FOLDER
-from tenterhook.recording.tensors import TensorStore
 
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
-__all__ = ["DiskSource", "find_recordings", "open_recording"]
-
-_MAX_MANIFEST = 16 << 20
+__all__ = ["find_recordings", "open_recording"]
 
 
 def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
     """Open a recording from its directory. Imports no framework.
 
-    Whatever is there is read: after a kill, all complete batches, and `recording.manifest.complete` is false; while it is being
-    written, what was there when a table is asked for.
+    Whatever is there is read: after a kill, all complete batches, and `recording.manifest.complete` is false; while it
+    is being written, what was there when a table is asked for.
 
     Args:
         path: the directory, `NAME.thk`.
         ranks: read these processes only.
 
     Raises:
-        RecordingError: there is no such directory, it is not a recording, it is damaged, or written by a newer major version.
+        RecordingError: there is no such directory, it is not a recording, it is damaged, or written by a newer major
+            version.
     """
-    return Recording(DiskSource(Path(path), ranks))
+    return Recording.open(path, ranks=ranks)
 
 
 def find_recordings(folder: str | os.PathLike[str] = ".") -> list[Path]:
@@ -50,237 +35,3 @@ def find_recordings(folder: str | os.PathLike[str] = ".") -> list[Path]:
     return [
         manifest.parent for manifest in sorted(found, key=lambda manifest: (-manifest.stat().st_mtime_ns, manifest))
     ]
-
-
-class DiskSource:
-    """The rows and tensors in a directory (see `source.Source`)."""
-
-    def __init__(self, path: Path, ranks: Sequence[int] | None = None) -> None:
-        if not path.exists():
-            raise RecordingError(f"there is no recording at {path}: no such directory")
-        if not path.is_dir():
-            raise RecordingError(f"{path} is a file; a recording is a directory (NAME.thk)")
-        self._path = path
-        self._folders = _rank_folders(path)
-        self._manifests = _manifests(path, self._folders)
-        if ranks is not None:
-            missing = [rank for rank in ranks if rank not in self._folders]
-            if missing:
-                raise RecordingError(f"{path} has no rank {missing[0]}; it has {_span(sorted(self._folders))}")
-            self._folders = {rank: self._folders[rank] for rank in sorted(set(ranks))}
-        self._manifest = _merge(self._manifests, len(self._folders) if ranks is None else None)
-        self._version = 0
-        self._look()
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest; of several ranks, the first's, complete when all are."""
-        return self._manifest
-
-    @property
-    def path(self) -> Path | None:
-        """The directory."""
-        return self._path
-
-    @property
-    def ranks(self) -> list[int]:
-        """The processes that are read."""
-        return sorted(self._folders)
-
-    @property
-    def version(self) -> int:
-        """Constant, unless the files were looked at again."""
-        return self._version
-
-    def table(self, name: str, columns: list[str] | None = None, filters: Filters | None = None) -> pa.Table:
-        """Give the rows of a table.
-
-        Raises:
-            RecordingError: there is no such table, or a file of it is damaged.
-        """
-        if name not in TABLES:
-            raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
-        for _ in range(3):
-            try:
-                if name == "modules":
-                    return filtered(self._modules(), columns, filters)
-                parts = [self._rank_table(files, name, columns, filters) for files in self._files]
-                return _joined(parts, name, columns)
-            except FileNotFoundError:
-                self._look()  # a stream became Parquet between looking and reading
-        raise RecordingError(f"{self._path} changes faster than it can be read; try again")
-
-    def has_tensor(self, key: str, rank: int) -> bool:
-        """Say whether a tensor is stored."""
-        return rank in self._stores and key in self._stores[rank]
-
-    def tensor(self, key: str, rank: int) -> Any:
-        """Give a stored tensor: an ndarray, read-only and memory-mapped.
-
-        Raises:
-            NotRecordedError: it was not stored.
-            RecordingError: its file is damaged.
-        """
-        if rank not in self._stores:
-            raise NotRecordedError(f"{self._path} has no rank {rank}")
-        return self._stores[rank].get(key)
-
-    def connect(self) -> DuckDBPyConnection:
-        """Give a database with views over the Parquet files and what is still in streams; it can read nothing else."""
-        connection = query.new_connection()
-        allowed: list[Path] = []
-        for name in ("calls", "values"):
-            paths = [plain_file(path).absolute() for files in self._files for path in files.parquet[name]]
-            loose = _joined([_streams(files, name) for files in self._files], name, None)
-            query.make_view(connection, name, paths, loose)
-            allowed += paths
-        connection.register("modules", self.table("modules"))
-        query.lock(connection, allowed)
-        return connection
-
-    def _look(self) -> None:
-        self._files = [rank_files(folder, rank) for rank, folder in sorted(self._folders.items())]
-        for files in self._files:
-            for paths in files.parquet.values():
-                for path in paths:
-                    _check_ends(path)
-        self._stores = {
-            files.rank: TensorStore(files.folder, files.shards, finished=self._manifest.complete)
-            for files in self._files
-        }
-        self._version += 1
-
-    def _rank_table(self, files: RankFiles, name: str, columns: list[str] | None, filters: Filters | None) -> pa.Table:
-        inner = None if columns is None else [column for column in columns if column != "rank"]
-        parts = [_parquet(path, name, inner, filters) for path in files.parquet[name]]
-        if files.streams[name]:
-            loose = pa.concat_tables([_stream(path, name) for path in files.streams[name]])
-            parts.append(filtered(loose, inner, filters))
-        if not parts:
-            parts = [filtered(WRITTEN[name].empty_table(), inner, None)]
-        table = with_rank(pa.concat_tables(parts), files.rank)
-        return table if columns is None else table.select(columns)
-
-    def _modules(self) -> pa.Table:
-        tables = []
-        for files in self._files:
-            path = files.folder / "modules.parquet"
-            if path.exists():
-                with reading(path):
-                    tables.append(
-                        pq.read_table(str(plain_file(path)), columns=WRITTEN["modules"].names).cast(WRITTEN["modules"])
-                    )
-        if len(tables) < 2:
-            return tables[0] if tables else WRITTEN["modules"].empty_table()
-        return _merge_modules(tables)
-
-
-def _rank_folders(path: Path) -> dict[int, Path]:
-    with os.scandir(path) as entries:
-        return {
-            int(entry.name[5:]): path / entry.name
-            for entry in entries
-            if RANK_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        }
-
-
-def _manifests(path: Path, folders: dict[int, Path]) -> list[Manifest]:
-    found = [folder / MANIFEST_NAME for _, folder in sorted(folders.items()) if (folder / MANIFEST_NAME).exists()]
-    if not found and (path / MANIFEST_NAME).exists():
-        found = [path / MANIFEST_NAME]
-    if not found:
-        raise RecordingError(f"{path} is not a recording: it has no {MANIFEST_NAME}")
-    manifests = []
-    for file in found:
-        with reading(file):
-            size = plain_file(file).stat().st_size
-            if size > _MAX_MANIFEST:
-                raise RecordingError(f"{file} is {size} bytes long, which no recording of ours is")
-            manifests.append(Manifest.from_json(file.read_bytes(), where=str(file)))
-    return manifests
-
-
-def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
-    first = manifests[0]
-    if len(manifests) > 1 or first.world > 1:
-        whole = folders is None or len(manifests) >= first.world
-        first.complete = whole and all(manifest.complete for manifest in manifests)
-        reasons = [f"rank {manifest.rank}: {manifest.partial}" for manifest in manifests if manifest.partial]
-        if not whole:
-            reasons.append(f"only {len(manifests)} of {first.world} ranks are there")
-        first.partial = "; ".join(reasons) or None
-        first.lost_rows = sum(manifest.lost_rows for manifest in manifests)
-    return first
-
-
-def _check_ends(path: Path) -> None:
-    # Parquet keeps its table of contents at the end: a truncated file is known by it without being read.
-    with reading(path), plain_file(path).open("rb") as file:
-        start = file.read(4)
-        file.seek(-min(4, path.stat().st_size), os.SEEK_END)
-        if start != b"PAR1" or file.read(4) != b"PAR1":
-            raise RecordingError(
-                f"{path} is truncated or is not Parquet; the other files of the recording may still be whole"
-            )
-
-
-def _parquet(path: Path, name: str, columns: list[str] | None, filters: Filters | None) -> pa.Table:
-    schema = WRITTEN[name]
-    with reading(path):
-        source = ds.dataset(str(path), schema=schema, format="parquet")
-        needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
-        condition = None
-        for column, wanted in (filters or {}).items():
-            test = ds.field(column).is_null() if wanted is None else ds.field(column) == wanted
-            condition = test if condition is None else condition & test
-        table = source.to_table(columns=needed, filter=condition)
-        return table if columns is None else table.select(columns)
-
-
-def _stream(path: Path, name: str) -> pa.Table:
-    """Read the complete batches of a stream; what follows them was cut off, or is being written."""
-    schema = WRITTEN[name]
-    batches: list[pa.RecordBatch] = []
-    with reading(path):
-        if plain_file(path).stat().st_size == 0:
-            return schema.empty_table()
-        # Mapped, so that a declared size is compared with the file and never allocated.
-        with pa.memory_map(str(path)) as file:
-            try:
-                reader = pa.ipc.open_stream(file)
-                if reader.schema.names != schema.names:
-                    raise RecordingError(f"{path} is damaged: its columns are not those of {name}")
-                for batch in reader:
-                    batch.validate(full=True)
-                    batches.append(batch)
-            except (pa.ArrowException, OSError, StopIteration):
-                pass  # the end of what can be read
-    table = pa.Table.from_batches(batches, batches[0].schema) if batches else schema.empty_table()
-    return table.unify_dictionaries().cast(schema)
-
-
-def _streams(files: RankFiles, name: str) -> pa.Table:
-    tables = [_stream(path, name) for path in files.streams[name]]
-    return with_rank(pa.concat_tables(tables) if tables else WRITTEN[name].empty_table(), files.rank)
-
-
-def _joined(tables: list[pa.Table], name: str, columns: list[str] | None) -> pa.Table:
-    tables = [table for table in tables if len(table)]
-    if not tables:
-        return filtered(read_schema(name).empty_table(), columns, None)
-    return tables[0].unify_dictionaries() if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
-
-
-def _merge_modules(tables: list[pa.Table]) -> pa.Table:
-    merged: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in pa.concat_tables(tables).to_pylist():
-        kept = merged.setdefault((row["model"], row["path"]), row)
-        if kept is not row:
-            kept["calls"] = (kept["calls"] or 0) + (row["calls"] or 0)
-            kept["selected"] = kept["selected"] or row["selected"]
-            kept["reason"] = kept["reason"] or row["reason"]
-    return pa.Table.from_pylist(list(merged.values()), WRITTEN["modules"])
-
-
-def _span(ranks: list[int]) -> str:
-    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "none"

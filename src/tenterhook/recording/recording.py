@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError
 from tenterhook.recording import converters, query
 from tenterhook.recording.call import Call, ModuleView, call_from_row
 from tenterhook.recording.coverage import Coverage, coverage_of
+from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.manifest import Manifest
-from tenterhook.recording.source import TABLES, Source
+from tenterhook.recording.source import TABLES, Source, filtered
 from tenterhook.recording.value import TensorSequence, Value, value_from_row
 from tenterhook.recording.writer import DiskSink
 
@@ -26,16 +27,27 @@ class Recording:
     """What was recorded, live in memory or opened from a directory; it is asked the same questions either way.
 
     `recording["features.11"].output` gives a value, `recording.order()` what ran, `recording.table("values")` and
-    `recording.query("select ...")` the rows, `recording.coverage` what was asked for and not seen. A bare path means the model with
-    most parameters; `recording["Net/conv1"]` says which.
+    `recording.query("select ...")` the rows, `recording.coverage` what was asked for and not seen. A bare path means
+    the model with most parameters; `recording["Net/conv1"]` says which.
 
-    Rows are read when asked for and kept until new ones arrive; for tens of millions of them use `query`, which reads the files.
+    Rows are read when asked for and kept until new ones arrive; for tens of millions of them use `query`, which reads
+    the files.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._version = -1
         self._cache: dict[tuple[Any, ...], Any] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
+        """Open a recording from its directory; the same as `tenterhook.open`.
+
+        Raises:
+            RecordingError: there is no such directory, it is not a recording, it is damaged, or of a newer major
+                version.
+        """
+        return cls(DiskSource(Path(path), ranks))
 
     @property
     def manifest(self) -> Manifest:
@@ -185,11 +197,11 @@ class Recording:
         """Give the stored tensors of one kind of one module over all steps and calls."""
         columns = ["rank", "seq", "step", "slot", "tensor"]
         table = self._source.table("values", columns, {"model": model, "path": path, "kind": kind})
-        table = table.filter(pc.is_valid(table["tensor"]))
+        table = table.filter(table["tensor"].is_valid())
         name = f"{path or '(root)'}:{kind}"
         if not len(table):
             raise NotRecordedError(f"no tensor of {name} was stored; record(..., tensors=True) stores tensors")
-        slots = sorted(pc.unique(pc.cast(table["slot"], pa.string())).to_pylist(), key=str)
+        slots = sorted(table["slot"].cast(pa.string()).unique().to_pylist(), key=str)
         if slot is None and len(slots) > 1:
             raise AmbiguousError(
                 f"{name} has {len(slots)} slots ({', '.join(map(str, slots))}); .tensors({kind!r}, slot) takes one"
@@ -197,11 +209,11 @@ class Recording:
         if slot is not None:
             if slot not in slots:
                 raise NotRecordedError(f"{name} has no slot {slot!r}; its slots are {', '.join(map(repr, slots))}")
-            table = table.filter(pc.equal(pc.cast(table["slot"], pa.string()), slot))
+            table = filtered(table, None, {"slot": slot})
         table = table.sort_by([("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")])
         rows = zip(table["tensor"].to_pylist(), table["rank"].to_pylist(), table["step"].to_pylist(), strict=True)
         stored = [row for row in rows if self._source.has_tensor(row[0], row[1])]
-        return TensorSequence(*([row[index] for row in stored] for index in range(3)), self._source)
+        return TensorSequence(stored, self._source)
 
     def _read_calls(self, model: str | None, path: str | None) -> list[Call]:
         table = self._source.table("calls", None, {"model": model, "path": path})
@@ -227,7 +239,7 @@ class Recording:
     def _find_steps(self) -> list[int]:
         found: set[int] = set()
         for name in ("calls", "values"):
-            found.update(pc.unique(self._source.table(name, ["step"])["step"]).to_pylist())
+            found.update(self._source.table(name, ["step"])["step"].unique().to_pylist())
         return sorted(found)
 
     def _find_models(self) -> list[str]:
@@ -251,8 +263,8 @@ class Recording:
 
     def _find_seen(self) -> list[tuple[str, str]]:
         calls = self._source.table("calls", ["model", "path"])
-        calls = calls.set_column(0, "model", pc.cast(calls["model"], pa.string()))
-        calls = calls.set_column(1, "path", pc.cast(calls["path"], pa.string()))
+        calls = calls.set_column(0, "model", calls["model"].cast(pa.string()))
+        calls = calls.set_column(1, "path", calls["path"].cast(pa.string()))
         unique = calls.group_by(["model", "path"], use_threads=False).aggregate([]).to_pylist()
         return [(row["model"] or "", row["path"] or "") for row in unique]
 

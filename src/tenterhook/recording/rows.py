@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,10 +23,10 @@ def part_name(table: str, number: int, suffix: str) -> str:
 
 
 class RowWriter:
-    """Writes one table of one rank: to a stream, and what a stream has grown to `roll_bytes` to Parquet in another thread.
+    """Writes one table of one rank: to a stream, and in another thread each stream of `roll_bytes` to Parquet.
 
-    A batch is in the file when `append` returns. Nothing is held back in this process, so a killed process loses nothing of it, and
-    a forked child that exits writes nothing.
+    A batch is in the file when `append` returns. Nothing is held back in this process, so a killed process loses
+    nothing of it, and a forked child that exits writes nothing.
 
     Attributes:
         rows: rows in all parts.
@@ -64,7 +65,7 @@ class RowWriter:
         return size - before
 
     def roll(self) -> None:
-        """End this stream, have it compacted, begin the next. Waits when the compaction before has not come to its end."""
+        """End this stream, have it compacted, begin the next. Waits while another is being compacted."""
         self._shut()
         self._wait(leave=1)
         self._compact_later()
@@ -106,7 +107,7 @@ class RowWriter:
 
 
 def compact(source: Path, target: Path) -> None:
-    """Turn a stream into Parquet, published by rename, and remove the stream. An empty one after the first leaves nothing."""
+    """Turn a stream into Parquet, published by rename, and remove it. An empty one after the first leaves nothing."""
     with pa.memory_map(str(source)) as file, pa.ipc.open_stream(file) as reader:
         table = reader.read_all().unify_dictionaries()
     if len(table) or source.stem.endswith("-" + "0" * _PART_WIDTH):
@@ -117,8 +118,8 @@ def compact(source: Path, target: Path) -> None:
     source.unlink()
 
 
-def parquet_options(schema: pa.Schema) -> dict[str, object]:
-    """Give the Parquet encoding of a schema: dictionaries for words, byte planes for floats, deltas for whole numbers, zstd."""
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """Give the Parquet encoding: dictionaries for words, byte planes for floats, deltas for whole numbers, zstd."""
     words: list[str] = []
     encodings: dict[str, str] = {}
     for field in schema:

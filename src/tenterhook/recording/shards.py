@@ -1,8 +1,8 @@
 """Tensors on their way to disk: safetensors shards that survive a kill.
 
-A safetensors file begins with a header that names everything in it. While a shard grows, room is kept for the header and each
-tensor is announced in a journal beside it (`tensors-00000.jsonl`, one line when its bytes are written); a full shard gets its header,
-its name and loses its journal.
+A safetensors file begins with a header that names everything in it. While a shard grows, room is kept for the header
+and each tensor is announced in a journal beside it (`tensors-00000.jsonl`, one line when its bytes are written); a
+full shard gets its header, its name and loses its journal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ STORAGE: dict[str, str] = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""NumPy's name of a dtype -> safetensors' name. Others are stored as bytes (U8, one more dimension) and named in the metadata."""
+"""NumPy's name of a dtype -> safetensors' name. Others are stored as bytes (U8, one more dimension) and named in the
+metadata."""
 
 
 class Entry(msgspec.Struct, array_like=True):
@@ -108,7 +109,7 @@ class ShardWriter:
         if key in self._keys:
             raise ValueError(f"two tensors have the key {key!r}")
         raw = (tensor if tensor.flags.c_contiguous else tensor.copy(order="C")).reshape(-1).view(np.uint8)
-        _write_all(self._data, memoryview(raw))
+        _write_all(self._data, memoryview(raw.data))
         entry = Entry(key, name, tensor.shape, self._position, self._position + raw.nbytes)
         _write_all(self._journal, memoryview(msgspec.json.encode(entry) + b"\n"))
         self._entries.append(entry)

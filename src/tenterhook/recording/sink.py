@@ -15,8 +15,8 @@ __all__ = ["Sink"]
 class Sink(Protocol):
     """Takes rows and tensors in, in the order in which they happened.
 
-    A sink never raises because of what happens on the far side (a full disk): it stops, says why in `failure`, and counts what it
-    lost, so that a recording never ends a training.
+    A sink never raises because of what happens on the far side (a full disk): it stops, says why in `failure`, and
+    counts what it lost, so that a recording never ends a training.
     """
 
     @property

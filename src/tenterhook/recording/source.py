@@ -85,8 +85,8 @@ def with_rank(table: pa.Table, rank: int) -> pa.Table:
 def filtered(table: pa.Table, columns: list[str] | None, filters: Filters | None) -> pa.Table:
     """Give the rows whose columns have the values in `filters`, and of them `columns`."""
     for name, wanted in (filters or {}).items():
-        column = table[name]
-        if pa.types.is_dictionary(column.type):
-            column = pc.cast(column, pa.string())
-        table = table.filter(pc.is_null(column) if wanted is None else pc.equal(column, wanted))
+        column = pc.field(name)
+        if pa.types.is_dictionary(table.schema.field(name).type):
+            column = column.cast(pa.string())
+        table = table.filter(column.is_null() if wanted is None else column == wanted)
     return table if columns is None else table.select(columns)

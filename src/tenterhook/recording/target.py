@@ -77,7 +77,7 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
 
 
 def write_manifest(target: Path, manifest: Manifest, rank: int) -> None:
-    """Publish a manifest by rename: rank 0's is the recording's; where there are several ranks, each has its own besides."""
+    """Publish a manifest by rename: rank 0's is the recording's; of several ranks, each has its own too."""
     data = manifest.to_json()
     if manifest.world > 1:
         publish(rank_folder(target, rank) / MANIFEST_NAME, data)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from tenterhook._slots import split_slot
+from tenterhook.address import Address, Kind
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
@@ -17,9 +19,6 @@ from tenterhook.stats import STATISTICS
 __all__ = ["Nested", "TensorSequence", "TensorSource", "Value", "gather", "value_from_row"]
 
 _COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
-_TOKEN = re.compile(
-    r"""\[(?P<index>-?\d+)\]|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]|\.?(?P<name>[^.\[\]]+)"""
-)
 
 
 class TensorSource(Protocol):
@@ -129,10 +128,7 @@ class Value:
     @property
     def address(self) -> str:
         """`path:kind slot#call@step`."""
-        path = self.path or "(root)"
-        slot = "" if not self.slot else self.slot if self.slot[0] in "[." else f" {self.slot}"
-        call = "" if self.call is None else f"#{self.call}"
-        return f"{path}:{self.kind}{slot}{call}@{self.step}"
+        return str(Address(self.path or "", Kind(self.kind), self.slot, call=self.call, step=self.step))
 
     def __repr__(self) -> str:
         parts = [self.address, self.dtype or "?"]
@@ -180,8 +176,8 @@ def value_from_row(row: dict[str, Any], store: TensorSource) -> Value:
 class Nested(Mapping[str, Any]):
     """The tensors of a nested value, by slot.
 
-    `nested['["logits"]']` takes the slot as it is written; `nested["logits"]`, `nested[0]` and `nested.hidden_states` go down one
-    level. Where a tensor was stored, that is what is given; where not, its `Value`.
+    `nested['["logits"]']` takes the slot as it is written; `nested["logits"]`, `nested[0]` and `nested.hidden_states`
+    go down one level. Where a tensor was stored, that is what is given; where not, its `Value`.
     """
 
     def __init__(self, leaves: Sequence[tuple[tuple[str | int, ...], Value]], what: str) -> None:
@@ -225,15 +221,14 @@ def _step(key: str | int) -> str:
 
 
 def _tokens(slot: str) -> tuple[str | int, ...]:
-    tokens: list[str | int] = []
-    for match in _TOKEN.finditer(slot):
-        if match["index"] is not None:
-            tokens.append(int(match["index"]))
-        elif match["quoted"] is not None:
-            tokens.append(re.sub(r"\\(.)", r"\1", match["quoted"][1:-1]))
-        else:
-            tokens.append(match["name"])
-    return tuple(tokens)
+    return tuple(_token(step) for step in split_slot(slot))
+
+
+def _token(step: str) -> str | int:
+    if step[0] != "[":
+        return step.removeprefix(".")
+    inner = step[1:-1]
+    return json.loads(inner) if inner[0] == '"' else inner if inner[0] == "?" else int(inner)
 
 
 def _given(value: Value) -> Any:
@@ -256,25 +251,26 @@ class TensorSequence(Sequence[Any]):
     """All tensors of one kind of one module, over steps and calls, each read only when asked for.
 
     From a file they are memory-mapped: an item costs no memory until its elements are looked at.
-
-    Attributes:
-        steps: the step of each.
     """
 
-    def __init__(self, keys: Sequence[str], ranks: Sequence[int], steps: Sequence[int], store: TensorSource) -> None:
-        self._keys = keys
-        self._ranks = ranks
-        self.steps = list(steps)
+    def __init__(self, places: Sequence[tuple[str, int, int]], store: TensorSource) -> None:
+        self._places = places  # (key, rank, step)
         self._store = store
 
+    @property
+    def steps(self) -> list[int]:
+        """The step of each."""
+        return [step for _, _, step in self._places]
+
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return TensorSequence(self._keys[index], self._ranks[index], self.steps[index], self._store)
-        return self._store.tensor(self._keys[index], self._ranks[index])
+            return TensorSequence(self._places[index], self._store)
+        key, rank, _ = self._places[index]
+        return self._store.tensor(key, rank)
 
     def __repr__(self) -> str:
-        span = f", steps {self.steps[0]} to {self.steps[-1]}" if self.steps else ""
+        span = f", steps {self._places[0][2]} to {self._places[-1][2]}" if self._places else ""
         return f"{len(self)} tensors{span}"

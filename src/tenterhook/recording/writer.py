@@ -50,9 +50,10 @@ class _Item(msgspec.Struct):
 class DiskSink:
     """Writes a recording to `NAME.thk/`.
 
-    Rows and tensors go through a bounded queue to a thread that writes them at least each `flush_interval` seconds; a process that is
-    killed loses no more than that. A slow disk slows the run. A full disk, or any other error while writing, stops the recording and
-    not the run: `failure` says why, the manifest is marked partial, later rows are counted as lost. A forked child writes nothing.
+    Rows and tensors go through a bounded queue to a thread that writes them at least each `flush_interval` seconds; a
+    process that is killed loses no more than that. A slow disk slows the run. A full disk, or any other error while
+    writing, stops the recording and not the run: `failure` says why, the manifest is marked partial, later rows are
+    counted as lost. A forked child writes nothing.
 
     Args:
         target: the directory, which must not exist.
