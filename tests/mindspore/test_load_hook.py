@@ -1,0 +1,554 @@
+"""``register_load_param_into_net_post_hook`` and the load hook for both loaders, on real MindSpore."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import load_param_into_net as early_import
+from mindspore import nn
+from mindspore.common.hook_handle import HookHandle
+from mindspore.train import model as train_model
+from mindspore.train import serialization
+
+LOADER = inspect.unwrap(serialization.load_param_into_net)
+CODE_AT_FIRST = LOADER.__code__
+SOURCE_AT_FIRST = inspect.findsource(LOADER)
+WALK_AT_FIRST = nn.Cell.__dict__["parameters_and_names"]
+GLOBALS_AT_FIRST = set(LOADER.__globals__)
+CELL_NAMES_AT_FIRST = set(vars(nn.Cell))
+
+import tenterhook.mindspore as thms
+from tenterhook.backends import _mindspore_load, _mindspore_loader
+from tenterhook.errors import HookError, MissingExtraError, UnsupportedError
+
+METHOD = "register_load_param_into_net_post_hook"
+SEED_PROGRAM = Path(__file__).with_name("seed_program.py")
+
+
+def assert_untouched() -> None:
+    assert LOADER.__code__ is CODE_AT_FIRST
+    assert nn.Cell.__dict__["parameters_and_names"] is WALK_AT_FIRST
+    assert set(LOADER.__globals__) == GLOBALS_AT_FIRST
+    assert set(vars(nn.Cell)) == CELL_NAMES_AT_FIRST
+
+
+@pytest.fixture(params=["code swap", "parameter walk"], autouse=True)
+def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test runs with both ways into the loader, and each must leave nothing behind."""
+    thms.uninstall()
+    if request.param == "parameter walk":
+        # What `inspect` says of a framework that is installed without its sources.
+        monkeypatch.setattr(_mindspore_loader.inspect, "findsource", _no_source)
+    thms.install()
+    swapped = LOADER.__code__ is not CODE_AT_FIRST
+    assert swapped == (request.param == "code swap")
+    yield
+    thms.uninstall()
+    assert_untouched()
+
+
+def _no_source(_: object) -> Any:
+    raise OSError("could not get source code")
+
+
+class Head(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(2, 3)
+        self.out = nn.Dense(3, 1)
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return self.out(self.fc(x))
+
+
+class Net(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Dense(4, 2)
+        self.head = Head()
+
+    def construct(self, x: ms.Tensor) -> ms.Tensor:
+        return self.head(self.body(x))
+
+
+ALL_KEYS = ["body.weight", "body.bias", "head.fc.weight", "head.fc.bias", "head.out.weight", "head.out.bias"]
+
+
+def weights_of(net: nn.Cell, prefix: str = "") -> dict[str, ms.Parameter]:
+    return {
+        prefix + name: ms.Parameter(ms.Tensor(np.full(p.shape, 7, np.float32)), name=prefix + name)
+        for name, p in net.parameters_and_names()
+    }
+
+
+class Seen:
+    """A hook that notes the lists as they were, and keeps the lists themselves."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Cell, list[str], list[str]]] = []
+        self.lists: list[tuple[list[str], list[str]]] = []
+
+    def __call__(self, cell: nn.Cell, keys: Any) -> None:
+        self.calls.append((cell, list(keys.missing_keys), list(keys.unexpected_keys)))
+        self.lists.append((keys.missing_keys, keys.unexpected_keys))
+
+
+def test_the_seeds_program_prints_what_the_seed_says() -> None:
+    run = subprocess.run([sys.executable, str(SEED_PROGRAM)], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["load_param_into_net post load hook triggered.", "[]", "[]"]
+
+
+def test_hook_sees_the_cell_and_the_very_lists_of_the_loader() -> None:
+    net, seen = Net(), Seen()
+    net.register_load_param_into_net_post_hook(seen)
+    given = weights_of(net)
+    given["head.fc.extra"] = given.pop("head.fc.bias")
+    missing, unexpected = early_import(net, given, strict_load=True)
+    assert seen.calls == [(net, ["head.fc.bias"], ["head.fc.extra"])]
+    assert seen.lists[0][0] is missing
+    assert seen.lists[0][1] is unexpected
+
+
+def test_hook_may_clear_both_lists() -> None:
+    net = Net()
+
+    def clear(_: nn.Cell, keys: Any) -> None:
+        keys.missing_keys.clear()
+        keys.unexpected_keys.clear()
+
+    with net.register_load_param_into_net_post_hook(clear):
+        assert early_import(net, {"other.weight": ms.Parameter(ms.Tensor([1.0]))}) == ([], [])
+    assert early_import(net, {"other.weight": ms.Parameter(ms.Tensor([1.0]))}) == (ALL_KEYS, ["other.weight"])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_runs_when_nothing_is_missing(strict: bool) -> None:
+    net, seen = Net(), Seen()
+    net.register_load_param_into_net_post_hook(seen)
+    early_import(net, weights_of(net), strict_load=strict)
+    assert seen.calls == [(net, [], [])]
+    assert float(net.body.weight.asnumpy().max()) == 7.0
+
+
+def test_runs_after_the_parameters_are_loaded() -> None:
+    net = Net()
+    values: list[float] = []
+    net.register_load_param_into_net_post_hook(lambda cell, keys: values.append(float(cell.body.bias.asnumpy().sum())))
+    early_import(net, weights_of(net))
+    assert values == [14.0]
+
+
+@pytest.mark.parametrize("way", ["ms", "train.model", "load_checkpoint"])
+def test_runs_however_the_loader_is_reached(way: str, tmp_path: Path) -> None:
+    net, seen = Net(), Seen()
+    net.register_load_param_into_net_post_hook(seen)
+    if way == "ms":
+        ms.load_param_into_net(net, weights_of(net))
+    elif way == "train.model":
+        train_model.load_param_into_net(net, weights_of(net))
+    else:
+        ms.save_checkpoint(net, str(tmp_path / "net.ckpt"))
+        ms.load_checkpoint(str(tmp_path / "net.ckpt"), net=net)
+    assert seen.calls == [(net, [], [])]
+
+
+def test_runs_before_prefixes_are_guessed_and_clearing_skips_the_guess() -> None:
+    net, seen = Net(), Seen()
+    given = weights_of(net, prefix="model.")
+    with net.register_load_param_into_net_post_hook(seen):
+        assert early_import(net, given)[0] == []
+    assert seen.calls == [(net, ALL_KEYS, ["model." + key for key in ALL_KEYS])]
+    assert float(net.body.weight.asnumpy().min()) == 7.0
+
+    other = Net()
+    before = other.body.weight.asnumpy().copy()
+    with other.register_load_param_into_net_post_hook(lambda cell, keys: keys.missing_keys.clear()):
+        early_import(other, weights_of(other, prefix="model."))
+    assert np.array_equal(other.body.weight.asnumpy(), before)
+
+
+def test_children_before_parents_in_order_of_registration() -> None:
+    net = Net()
+    ran: list[str] = []
+    for name, cell in [
+        ("net", net),
+        ("head", net.head),
+        ("out", net.head.out),
+        ("fc", net.head.fc),
+        ("body", net.body),
+    ]:
+        for turn in "12":
+            cell.register_load_param_into_net_post_hook(lambda _cell, _keys, said=name + turn: ran.append(said))
+    early_import(net, weights_of(net))
+    assert ran == ["body1", "body2", "fc1", "fc2", "out1", "out2", "head1", "head2", "net1", "net2"]
+
+
+def test_a_cell_used_twice_is_met_once() -> None:
+    shared, seen = nn.Dense(2, 2), Seen()
+    net = nn.SequentialCell(nn.SequentialCell(shared), shared)
+    shared.register_load_param_into_net_post_hook(seen)
+    early_import(net, weights_of(net))
+    assert [cell for cell, *_ in seen.calls] == [shared]
+
+
+def test_a_parameters_walk_of_ones_own_and_nested_loads_fire_once_each() -> None:
+    class Own(Net):
+        def parameters_and_names(self, name_prefix: str = "", expand: bool = True) -> Iterator[Any]:
+            yield from super().parameters_and_names(name_prefix, expand)
+
+    net, inner, seen = Own(), Net(), Seen()
+    net.register_load_param_into_net_post_hook(lambda cell, keys: early_import(inner, weights_of(inner)) and None)
+    net.register_load_param_into_net_post_hook(seen)
+    inner.register_load_param_into_net_post_hook(seen)
+    list(net.parameters_and_names())
+    assert seen.calls == []
+    early_import(net, weights_of(net))
+    assert [cell for cell, *_ in seen.calls] == [inner, net]
+
+
+def test_returning_something_is_an_error_that_names_hook_and_cell() -> None:
+    net = Net()
+
+    def talkative(cell: nn.Cell, keys: Any) -> Any:
+        return keys
+
+    net.head.fc.register_load_param_into_net_post_hook(talkative)
+    with pytest.raises(HookError, match=r"talkative on cell head\.fc \(Dense\) returned a IncompatibleKeys"):
+        early_import(net, weights_of(net))
+
+
+def test_the_hooks_own_exception_comes_through() -> None:
+    net = Net()
+    handle = net.register_load_param_into_net_post_hook(lambda cell, keys: {}["absent"])
+    with pytest.raises(KeyError, match="absent"):
+        early_import(net, weights_of(net))
+    handle.remove()
+    assert early_import(net, weights_of(net)) == ([], [])
+
+
+def test_handle_removes_once_twice_and_in_a_with_block() -> None:
+    net, seen = Net(), Seen()
+    attributes = dict(vars(net))
+    handle = net.register_load_param_into_net_post_hook(seen)
+    assert isinstance(handle, HookHandle)
+    assert handle.live
+    early_import(net, weights_of(net))
+    handle.remove()
+    handle.remove()
+    assert not handle.live
+    with net.register_load_param_into_net_post_hook(seen) as second:
+        early_import(net, weights_of(net))
+        second.remove()
+    early_import(net, weights_of(net))
+    assert (len(seen.calls), handle.fired, second.fired) == (2, 1, 1)
+    assert vars(net) == attributes
+
+
+def test_hooks_may_remove_themselves_and_others_while_they_run() -> None:
+    net, seen = Net(), Seen()
+    handles: list[Any] = []
+    handles.append(net.register_load_param_into_net_post_hook(lambda c, k: [h.remove() for h in handles] and None))
+    handles.append(net.register_load_param_into_net_post_hook(seen))
+    early_import(net, weights_of(net))
+    early_import(net, weights_of(net))
+    assert seen.calls == []
+    assert handles[0].fired == 1
+
+
+@pytest.mark.parametrize("hook", [None, 3, "print"])
+def test_what_cannot_be_called_is_refused(hook: object) -> None:
+    with pytest.raises(HookError, match=r"needs a callable hook\(cell, incompatible_keys\), got a"):
+        Net().register_load_param_into_net_post_hook(hook)
+    with pytest.raises(HookError, match=r"needs a mindspore\.nn\.Cell, got a str"):
+        thms.register_load_post_hook("net", print)  # type: ignore[arg-type]
+
+
+def test_graph_mode_gives_an_inert_handle_and_a_warning() -> None:
+    net, seen = Net(), Seen()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        with pytest.warns(RuntimeWarning, match="GRAPH_MODE") as caught:
+            handle = net.register_load_param_into_net_post_hook(seen)
+        with pytest.warns(RuntimeWarning, match="GRAPH_MODE"):
+            other = thms.register_load_post_hook(net, seen)
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+    assert caught[0].filename == _mindspore_file("mindspore.py")
+    early_import(net, weights_of(net))
+    handle.remove()
+    other.remove()
+    assert seen.calls == []
+    assert not handle.live
+
+
+def _mindspore_file(name: str) -> str:
+    return str(Path(thms.__file__).with_name(name))
+
+
+def note(noted: nn.Cell, cell: nn.Cell, keys: Any) -> None:
+    assert noted is cell
+
+
+def test_a_hook_keeps_its_cell_alive_no_longer_than_the_user_does() -> None:
+    net = Net()
+    # A hook that refers to its own cell, as a bound method or a closure does.
+    handle = net.register_load_param_into_net_post_hook(functools.partial(note, net))
+    both = thms.register_load_post_hook(net, functools.partial(note, net))
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+    assert not handle.live
+    handle.remove()
+    both.remove()
+
+
+def test_copies_carry_no_live_hook() -> None:
+    net, seen = Net(), Seen()
+    net.handle = net.register_load_param_into_net_post_hook(seen)
+    thms.register_load_post_hook(net.head, lambda cell, keys: seen(cell, keys))
+    twin = copy.deepcopy(net)
+    early_import(twin, weights_of(twin))
+    twin.load_state_dict(weights_of(twin))
+    assert seen.calls == []
+    with twin.register_load_param_into_net_post_hook(seen):
+        early_import(twin, weights_of(twin))
+    assert [cell for cell, *_ in seen.calls] == [twin]
+    early_import(net, weights_of(net))
+    assert [cell for cell, *_ in seen.calls] == [twin, net.head, net]
+
+
+class Scale(nn.Cell):
+    """A cell of the few that MindSpore itself can pickle: one without primitives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = ms.Parameter(ms.Tensor([1.0]), name="factor")
+
+
+def test_pickles_carry_no_live_hook() -> None:
+    net, seen = Scale(), Seen()
+    net.handle = net.register_load_param_into_net_post_hook(lambda cell, keys: seen(cell, keys))
+    thms.register_load_post_hook(net, lambda cell, keys: seen(cell, keys))
+    twin = pickle.loads(pickle.dumps(net))
+    early_import(twin, weights_of(twin))
+    twin.load_state_dict(weights_of(twin))
+    assert seen.calls == []
+    assert float(twin.factor.asnumpy()[0]) == 7.0
+    early_import(net, weights_of(net))
+    assert len(seen.calls) == 2
+
+
+def test_one_hook_for_both_loaders() -> None:
+    net, seen = Net(), Seen()
+    handle = thms.register_load_post_hook(net.head, seen)
+    early_import(net, weights_of(net))
+    assert len(seen.calls) == 1
+    given = weights_of(net)
+    del given["head.fc.bias"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        net.load_state_dict(given)
+    assert seen.calls[1:] == [(net.head, ["head.fc.bias"], [])]
+    assert handle.fired == 2
+    handle.remove()
+    early_import(net, weights_of(net))
+    net.load_state_dict(weights_of(net))
+    assert len(seen.calls) == 2
+
+
+def test_clearing_lists_makes_a_strict_load_state_dict_pass() -> None:
+    net = Net()
+    given = weights_of(net)
+    del given["body.bias"]
+    with thms.register_load_post_hook(net, lambda cell, keys: keys.missing_keys.clear()):
+        net.load_state_dict(given)
+
+
+def test_removal_inside_load_state_dict() -> None:
+    net, seen = Net(), Seen()
+    handles: list[Any] = []
+    handles.append(thms.register_load_post_hook(net, lambda cell, keys: handles[0].remove()))
+    thms.register_load_post_hook(net, seen)
+    net.load_state_dict(weights_of(net))
+    net.load_state_dict(weights_of(net))
+    assert handles[0].fired == 1
+    assert len(seen.calls) == 2
+
+
+def test_the_hook_for_both_loaders_needs_no_installation_and_leaves_nothing() -> None:
+    thms.uninstall()
+    net, seen = Net(), Seen()
+    attributes = dict(vars(net))
+    handle = thms.register_load_post_hook(net, seen)
+    assert not hasattr(net, METHOD)
+    early_import(net, weights_of(net))
+    handle.remove()
+    assert_untouched()
+    assert vars(net) == attributes
+    assert len(seen.calls) == 1
+
+
+def test_uninstall_undoes_everything_and_install_brings_it_back() -> None:
+    net, seen = Net(), Seen()
+    handle = net.register_load_param_into_net_post_hook(seen)
+    both = thms.register_load_post_hook(net, seen)
+    thms.uninstall()
+    thms.uninstall()
+    assert_untouched()
+    assert not hasattr(nn.Cell, METHOD)
+    assert not handle.live
+    assert not both.live
+    early_import(net, weights_of(net))
+    assert seen.calls == []
+    thms.install()
+    thms.install()
+    net.register_load_param_into_net_post_hook(seen)
+    early_import(net, weights_of(net))
+    assert len(seen.calls) == 1
+
+
+def test_a_native_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    thms.uninstall()
+    taken: list[tuple[Any, Any]] = []
+
+    def native(self: nn.Cell, hook_fn: Any) -> HookHandle:
+        taken.append((self, hook_fn))
+        return HookHandle()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Cell, METHOD, native, raising=False)
+        thms.install()
+        assert nn.Cell.__dict__[METHOD] is native
+        assert LOADER.__code__ is CODE_AT_FIRST
+        net = Net()
+        handle = thms.register_load_post_hook(net, Seen())
+        assert [cell for cell, _ in taken] == [net]
+        handle.remove()
+        thms.uninstall()
+        assert nn.Cell.__dict__[METHOD] is native
+
+
+def test_a_loader_of_unknown_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    thms.uninstall()
+
+    def load_param_into_net(net: Any, parameter_dict: Any) -> None:
+        net.load(parameter_dict)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serialization, "load_param_into_net", load_param_into_net)
+        with pytest.raises(UnsupportedError, match="does not use param_not_load, ckpt_not_load"):
+            thms.install()
+        patch.setattr(serialization, "load_param_into_net", len)
+        with pytest.raises(UnsupportedError, match="builtin_function_or_method, not a Python function"):
+            thms.register_load_post_hook(Net(), print)
+    assert_untouched()
+
+
+def test_a_source_that_is_not_what_runs_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    thms.uninstall()
+    lines, first = SOURCE_AT_FIRST
+    edited = [line.replace("param_loaded = set()", "param_loaded = {1}") for line in lines]
+    assert edited != lines
+    monkeypatch.setattr(_mindspore_loader.inspect, "findsource", lambda _: (edited, first))
+    thms.install()
+    assert LOADER.__code__ is CODE_AT_FIRST
+    net, seen = Net(), Seen()
+    net.register_load_param_into_net_post_hook(seen)
+    early_import(net, weights_of(net))
+    assert seen.calls == [(net, [], [])]
+
+
+def test_a_later_change_by_others_is_not_overwritten(request: pytest.FixtureRequest) -> None:
+    ours_code, ours_walk = LOADER.__code__, nn.Cell.__dict__["parameters_and_names"]
+    LOADER.__code__ = ours_code.replace(co_name="patched")
+    nn.Cell.parameters_and_names = lambda self, *args, **kwargs: ours_walk(self, *args, **kwargs)
+    with pytest.warns(RuntimeWarning, match="changed by somebody else"):
+        thms.uninstall()
+    LOADER.__code__, nn.Cell.parameters_and_names = ours_code, ours_walk
+    thms.uninstall()
+    assert_untouched()
+
+
+def test_tracebacks_still_point_into_mindspores_source() -> None:
+    net = Net()
+    net.register_load_param_into_net_post_hook(lambda cell, keys: {}["absent"])
+    with pytest.raises(KeyError) as caught:
+        early_import(net, weights_of(net))
+    in_loader = [entry for entry in caught.traceback if entry.frame.code.name == "load_param_into_net"]
+    assert [str(entry.path) for entry in in_loader] == [serialization.__file__]
+    lines = [line for *_, line in CODE_AT_FIRST.co_lines() if line is not None]
+    assert min(lines) <= in_loader[0].lineno + 1 <= max(lines)
+    assert LOADER.__code__.co_firstlineno == CODE_AT_FIRST.co_firstlineno
+
+
+def test_threads_that_load_register_and_remove_do_not_disturb_each_other() -> None:
+    nets = [Net() for _ in range(4)]
+    wrong: list[BaseException] = []
+
+    def work(net: Net) -> None:
+        try:
+            given = weights_of(net)
+            for _ in range(10):
+                seen = Seen()
+                with net.register_load_param_into_net_post_hook(seen), thms.register_load_post_hook(net.head, seen):
+                    early_import(net, given)
+                assert [cell for cell, *_ in seen.calls] == [net.head, net]
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread, whatever it is
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(net,)) for net in nets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_without_mindspore_the_error_says_what_to_install() -> None:
+    program = """
+        import sys
+        sys.modules["mindspore"] = None
+        import tenterhook.mindspore
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 1
+    assert MissingExtraError.__name__ in run.stderr
+    assert "pip install 'tenterhook[mindspore]'" in run.stderr
+
+
+def test_numpy_2_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thms, "numpy", types.SimpleNamespace(__version__="2.4.6"))
+    monkeypatch.setattr(thms, "_warned", False)
+    with pytest.warns(RuntimeWarning, match=r"numpy 2\.4\.6 .* pip install 'numpy<2' 'pyarrow<26'"):
+        thms.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        thms.install()
+
+
+def test_only_cells_of_the_loaded_net_are_told() -> None:
+    net, other, seen = Net(), Net(), Seen()
+    other.register_load_param_into_net_post_hook(seen)
+    early_import(net, weights_of(net))
+    assert seen.calls == []
+    assert len(_mindspore_load._entries) == 1
