@@ -191,7 +191,7 @@ def register_load_post_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
 
 def register_load_param_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
     """Run a hook after ``load_param_into_net`` only; otherwise as `register_load_post_hook`."""
-    if not _accepts(cell, hook, METHOD):
+    if not _accepts(cell, hook, METHOD, stacklevel=4):
         return LoadHookHandle()
     with _lock:
         return LoadHookHandle(_attach(cell, hook))
@@ -274,7 +274,7 @@ def _children_first(cell: nn.Cell, path: str, seen: set[int]) -> Iterator[tuple[
     yield path, cell
 
 
-def _accepts(cell: Any, hook: Any, method: str) -> bool:
+def _accepts(cell: Any, hook: Any, method: str, stacklevel: int = 3) -> bool:
     """Check the arguments of a registration; False if the mode makes hooks inert."""
     if not isinstance(cell, nn.Cell):
         raise HookError(f"{method} needs a mindspore.nn.Cell, got a {type(cell).__name__}")
@@ -289,7 +289,7 @@ def _accepts(cell: Any, hook: Any, method: str) -> bool:
         f"{method}: the load hook {_name(hook)} on a {type(cell).__name__} will never run, since MindSpore is in "
         "GRAPH_MODE; call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) before registering it",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
     return False
 
