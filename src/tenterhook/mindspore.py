@@ -4,9 +4,11 @@ Importing this module is enough::
 
     import tenterhook.mindspore
 
+
     def post_load_hook(cell, incompatible_keys):
         print(incompatible_keys.missing_keys, incompatible_keys.unexpected_keys)
         incompatible_keys.missing_keys.clear()
+
 
     handle = net.register_load_param_into_net_post_hook(post_load_hook)
     mindspore.load_param_into_net(net, parameters)
@@ -45,7 +47,7 @@ __all__ = ["IncompatibleKeys", "LoadHookHandle", "install", "register_load_post_
 
 _RUN_METHOD = "run_load_param_into_net_post_hook"
 _lock = threading.Lock()
-_warned = False
+_warned_about: set[str] = set()
 
 
 def install() -> None:
@@ -80,6 +82,7 @@ def _register_load_param_into_net_post_hook(self: nn.Cell, hook_fn: Any) -> Load
     """Run a hook when ``load_param_into_net`` has loaded parameters into this cell or a cell that contains it.
 
     Args:
+        self: The cell to watch.
         hook_fn: Called with ``(cell, incompatible_keys)``; may change the lists ``incompatible_keys.missing_keys`` and
             ``.unexpected_keys`` in place, and must return None.
 
@@ -108,10 +111,9 @@ _METHODS = {
 
 
 def _warn_about_numpy() -> None:
-    global _warned
-    if _warned or int(numpy.__version__.partition(".")[0]) < 2:
+    if int(numpy.__version__.partition(".")[0]) < 2 or "numpy" in _warned_about:
         return
-    _warned = True
+    _warned_about.add("numpy")
     warnings.warn(
         f"numpy {numpy.__version__} is installed, and MindSpore's binaries are built for numpy 1: the first operation "
         "of the process may end in a SystemError. Cure: pip install 'numpy<2' 'pyarrow<26'",

@@ -1,6 +1,8 @@
 """The program of seed 000 as it stands there, after the one import that gives ``Cell`` the method."""
 
 # ruff: noqa
+# fmt: off
+# pyright: basic, reportAttributeAccessIssue=false
 import tenterhook.mindspore
 
 import mindspore.nn as nn

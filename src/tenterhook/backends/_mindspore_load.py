@@ -111,6 +111,13 @@ class _Entry:
         return _Entry, ()
 
 
+class _Loader:
+    """What has been done to MindSpore's loader, and whether it is to stay so without hooks."""
+
+    point: HookPointInLoader | None = None
+    held = False
+
+
 class LoadHookHandle(HookHandle):
     """Takes a load hook off its cell: by `remove`, or at the end of a ``with`` block.
 
@@ -210,21 +217,19 @@ def hold_hook_point() -> None:
     Raises:
         UnsupportedError: The installed MindSpore's loader has an unknown form.
     """
-    global _held
     with _lock:
-        before, _held = _held, True
+        before, _loader.held = _loader.held, True
         try:
             _sync()
         except BaseException:
-            _held = before
+            _loader.held = before
             raise
 
 
 def release_hook_point() -> None:
     """Take off every load hook there is and leave the loader as it was found."""
-    global _held
     with _lock:
-        _held = False
+        _loader.held = False
         for entry in list(_entries):
             entry.remove()
         _sync()
@@ -240,22 +245,19 @@ _lock = threading.RLock()
 _ids = itertools.count()
 _entries: weakref.WeakSet[_Entry] = weakref.WeakSet()
 _NO_HOOKS = _Hooks()
-_point: HookPointInLoader | None = None
-_held = False
+_loader = _Loader()
 
 
 def _sync() -> None:
     """Change the loader if it is needed changed, else leave it as it was found."""
-    global _point
-    needed = native_method() is None and (_held or bool(_entries))
-    if needed:
-        if _point is None:
-            _point = choose_hook_point(_after_load)
-        _point.apply()
-    elif _point is not None:
-        _point.undo()
-        if not _point.applied:
-            _point = None
+    if native_method() is None and (_loader.held or bool(_entries)):
+        if _loader.point is None:
+            _loader.point = choose_hook_point(_after_load)
+        _loader.point.apply()
+    elif _loader.point is not None:
+        _loader.point.undo()
+        if not _loader.point.applied:
+            _loader.point = None
 
 
 def _after_load(net: Any, missing_keys: list[str], unexpected_keys: list[str]) -> None:
