@@ -13,7 +13,9 @@ import pytest
 import tenterhook
 
 MODULES = [module.name for module in pkgutil.walk_packages(tenterhook.__path__, "tenterhook.")]
-FOR_MINDSPORE = {"tenterhook.mindspore", "tenterhook.backends.mindspore"}
+FOR_MINDSPORE = {"tenterhook.mindspore"} | {
+    name for name in MODULES if name.startswith(("tenterhook.backends.mindspore", "tenterhook.backends._mindspore_"))
+}
 
 
 def loaded_after(statement: str) -> set[str]:

@@ -14,7 +14,7 @@ import tenterhook
 PACKAGE = Path(tenterhook.__path__[0])
 ALLOWED = {
     "torch": re.compile(r"backends/(_torch_\w+|torch)\.py"),
-    "mindspore": re.compile(r"(backends/)?mindspore\.py"),
+    "mindspore": re.compile(r"(backends/(_mindspore_\w+|mindspore)|mindspore)\.py"),
 }
 
 
