@@ -154,7 +154,7 @@ def _start(target: Target) -> None:
     sys.argv = [target.name, *target.args]
     path = _absolute(target.name)
     if os.path.isdir(path) or _is_archive(path):
-        _replace_first_path(target.name, always=True)
+        _replace_first_path(path, always=True)
         _new_main()
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return

@@ -84,7 +84,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     if summary.partial:
         rows.append(("why", summary.partial))
     if summary.nothing_called:
-        rows.append(("why", "the script ran no torch module while it was recorded"))
+        rows.append(("why", "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
     share = f"{summary.cost_fraction:+.1%}".replace("%", " %")
