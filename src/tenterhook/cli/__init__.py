@@ -118,6 +118,8 @@ def _lines(error: BaseException) -> list[str]:
     """Write an error as ``tenterhook: what``, then its further lines and what to do, indented."""
     text = error.format_message() if isinstance(error, click.ClickException) else str(error) or type(error).__name__
     first, *rest = text.strip().splitlines()
+    if not rest:  # "what; what to do" is as much as "what", a line feed, and "what to do"
+        first, *rest = first.split("; ", 1)
     lines = [f"tenterhook: {first}", *(f"  {line.strip()}" for line in rest)]
     if isinstance(error, click.UsageError) and error.ctx is not None and not rest:
         lines.append(f"  see: {error.ctx.command_path} --help")

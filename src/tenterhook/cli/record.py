@@ -18,52 +18,13 @@ from tenterhook.address import Kind
 from tenterhook.cli.group import Work, verbose_option
 from tenterhook.cli.script import Target
 
-__all__ = ["Kinds", "StepRanges", "command", "find_target"]
+__all__ = ["command", "find_target"]
 
 _DASHES = "tenterhook.dashes"
 
 
-class StepRanges(click.ParamType):
-    """Steps as ``5``, ``0:100`` or ``0:100:10``, several with commas between; the stop may be left out."""
-
-    name = "steps"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[range, ...]:
-        """Turn the text into ranges, their stop excluded."""
-        if not isinstance(value, str):
-            return value
-        return tuple(self._range(part.strip(), value, param, ctx) for part in value.split(","))
-
-    def _range(self, part: str, value: str, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        pieces = part.split(":")
-        try:
-            if len(pieces) == 1:
-                return range(_count(pieces[0]), _count(pieces[0]) + 1)
-            start, stop, step = (*pieces, "", "")[:3] if len(pieces) < 4 else ("?",) * 3
-            steps = range(_count(start or "0"), _count(stop or str(sys.maxsize)), _count(step or "1"))
-        except ValueError:
-            self.fail(f"{value!r} does not name steps; write 5, or 0:100, or 0:100:10, or several: 0:10,500,1000:", param, ctx)
-        if not steps:
-            self.fail(f"{part!r} holds no step: the start must lie before the stop", param, ctx)
-        return steps
-
-
-class Kinds(click.ParamType):
-    """Kinds of values, with commas between."""
-
-    name = "kinds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Turn the text into the names of kinds."""
-        if not isinstance(value, str):
-            return value
-        names = tuple(name.strip() for name in value.split(",") if name.strip())
-        for name in names:
-            if name not in list(Kind):
-                near = difflib.get_close_matches(name, [str(kind) for kind in Kind], n=1)
-                hint = f", did you mean {near[0]!r}?" if near else f"; the kinds are {', '.join(Kind)}"
-                self.fail(f"{name!r} is no kind{hint}", param, ctx)
-        return names
+def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 class _RecordCommand(click.Command):
@@ -87,12 +48,12 @@ class _RecordCommand(click.Command):
 @click.option("-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]")
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there already.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]")
-@click.option("--kinds", type=Kinds(), metavar="KIND,...", help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]")
+@click.option("--kinds", metavar="KIND,...", callback=_split, help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]")
 @click.option("--stats", type=click.Choice(["basic", "none"]), default="basic", show_default=True, help="Statistics of each tensor.")
 @click.option("--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors.")
 @click.option("--tensors", is_flag=True, help="Store the tensors themselves.")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]")
-@click.option("--steps", type=StepRanges(), metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
+@click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write a line per event as it happens, so that a crash can be located.")
 @click.option("--on-error", type=click.Choice(["warn", "raise"]), default="warn", show_default=True, help="When recording itself fails: go on without it, or stop the script.")
 @click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
@@ -211,8 +172,3 @@ def _free_place(label: str) -> Path:
     places = (Path("runs") / f"{name}{suffix}.thk" for suffix in ("", *(f"-{number}" for number in range(2, 100))))
     return next((place for place in places if not place.exists()), Path("runs") / f"{name}.thk")
 
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(text)
-    return int(text)
