@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .programs import PROGRAMS, environment, run_bare, run_recorded
+from tests.cli.programs import PROGRAMS, environment, run_bare, run_recorded
 
 
 @pytest.fixture

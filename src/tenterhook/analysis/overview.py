@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenterhook.address import ROOT, Kind
+from tenterhook.address import Address, Kind, format_place
 from tenterhook.errors import NotRecordedError, SelectionError
 from tenterhook.recording import Recording
 from tenterhook.select import Entry, resolve
@@ -123,7 +123,7 @@ def overview(recording: Recording) -> Overview:
         nonfinite=values["bad"],
         first_nonfinite=_address(first[0], several) if first else None,
         first_counts=_seen(first[0]).nonfinite if first else {},
-        error=(_address(raised[0], several), raised[0]["error"]) if raised else None,
+        error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
     )
 
 
@@ -237,11 +237,13 @@ def _seen(row: dict[str, Any]) -> Seen:
 
 
 def _address(row: dict[str, Any], several: bool) -> str:
-    place = f"{row['model']}/{row['path'] or ROOT}" if several else row["path"] or ROOT
-    slot = row.get("slot") or ""
-    kind = f":{row['kind']}{slot if slot[:1] in ('', '.', '[') else '.' + slot}" if "kind" in row else ""
-    call = f"#{row['call']}" if row["call"] is not None else ""
-    return f"{place}{kind}{call}@{row['step']}"
+    model = row["model"] if several else None
+    return str(Address(row["path"] or "", row["kind"], row["slot"] or "", model, call=row["call"], step=row["step"]))
+
+
+def _call(row: dict[str, Any], several: bool) -> str:
+    place = format_place(row["path"] or "", model=row["model"] if several else None)
+    return f"{place}#{row['call'] or 0}@{row['step']}"
 
 
 def _literal(text: str) -> str:

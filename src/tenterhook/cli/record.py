@@ -102,14 +102,15 @@ def _check_module(name: str) -> None:
     top = name.partition(".")[0]
     if not top or name.startswith("-"):
         raise click.UsageError(f"-m needs the name of a module, not {name!r}")
+    if name.endswith(".py") and Path(name).is_file():
+        raise click.UsageError(f"{name!r} is a script, not a module\nleave out -m: tenterhook record {name}")
     sys.path.insert(0, os.getcwd())  # where python -m looks first
     try:
         spec = importlib.util.find_spec(top)  # the top only: to look deeper would import it
     finally:
         sys.path.pop(0)
     if spec is None:
-        hint = f"\nit looks like a script: leave out -m: tenterhook record {name}" if Path(name).is_file() else ""
-        raise click.UsageError(f"there is no module {top!r} here or among the installed packages{hint}")
+        raise click.UsageError(f"there is no module {top!r} here or among the installed packages")
 
 
 def _check_script(name: str) -> None:

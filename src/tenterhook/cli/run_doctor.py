@@ -78,7 +78,7 @@ def report() -> Report:
             "python": f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
             "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
             "processor": f"{_processor()}, {os.cpu_count()} cores",
-            "statistics": f"kernel: {getattr(stats, 'KERNEL', 'numpy')}",
+            "statistics": f"kernel: {stats.KERNEL}",
             "format": f"recordings {FORMAT_VERSION}",
         },
         limits=_limits(frameworks),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["count", "number", "plural", "shape", "size", "span"]
+__all__ = ["count", "number", "plural", "shape", "share", "size", "span"]
 
 
 def number(value: float | None) -> str:
@@ -35,6 +35,11 @@ def count(value: int) -> str:
 def plural(value: int, noun: str) -> str:
     """Write a count with its noun: ``1 step``, ``12 steps``."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def share(value: float) -> str:
+    """Write a share as what it adds: ``+1.8 %``. Its blank does not break."""
+    return f"{100 * value:+.1f}\N{NO-BREAK SPACE}%"
 
 
 def size(value: int) -> str:

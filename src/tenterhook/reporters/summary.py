@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tenterhook import __version__
-from tenterhook.reporters.numbers import plural, size, span
+from tenterhook.reporters.numbers import plural, share, size, span
 
 __all__ = ["RunSummary", "covered", "facts", "print_header", "print_summary", "print_trouble", "why_empty"]
 
@@ -87,8 +87,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         rows.append(("why", "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
-    share = f"{summary.cost_fraction:+.1%}".replace("%", " %")
-    rows.append(("cost", f"{span(summary.wall_seconds)}, {share} in our hooks; {size(summary.size_bytes)}"))
+    rows.append(("cost", f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}"))
     if not empty:
         rows.append(("next", f"tenterhook show {summary.path}"))
     facts(console, verdict, state, style, rows)
@@ -144,7 +143,8 @@ def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _some(names: Sequence[str]) -> str:

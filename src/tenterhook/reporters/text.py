@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from tenterhook.address import ROOT
 from tenterhook.analysis.overview import Overview, Row, Seen
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
-from tenterhook.reporters.numbers import number, plural, shape, span
+from tenterhook.reporters.numbers import number, plural, shape, share, span
 from tenterhook.reporters.summary import covered, facts
 
 __all__ = ["FORMS", "Page", "print_page"]
@@ -22,6 +22,7 @@ FORMS = ("tree", "order", "table")
 """``tree``: calls nested, a section for each direction. ``order``: one list in the order of execution. ``table``: every value with
 all its statistics."""
 
+_NAME = 16
 _REPEATS = 3
 _TITLES = {"forward": "forward", "backward": "backward", "recompute": "recomputed by checkpointing", None: "parameters"}
 _MAIN = {"forward": ("output", "input"), "recompute": ("output", "input"), "backward": ("grad_output", "grad_input")}
@@ -81,7 +82,7 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
                 console.print(_heading(page, _TITLES[phase]))
                 shown, folded = _fold(rows) if not page.sites else (rows, [])
                 _print_table(console, shown, _tree_columns(console.width, page, shown), limit)
-                for line in folded:
+                for line in [*folded, *_never_came(shown)]:
                     console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
     _print_more(console, page)
 
@@ -123,7 +124,7 @@ def _run(manifest: Manifest) -> str:
         parts.append(manifest.started[:16].replace("T", " "))
     if manifest.cost.wall_seconds:
         parts.append(span(manifest.cost.wall_seconds))
-        parts.append(f"{manifest.cost.hook_seconds / manifest.cost.wall_seconds:+.1%}".replace("%", " % in our hooks"))
+        parts.append(share(manifest.cost.hook_seconds / manifest.cost.wall_seconds) + " in our hooks")
     if manifest.note:
         parts.append(f"note: {manifest.note}")
     return "; ".join(parts) or "nothing is known of the run"
@@ -137,8 +138,7 @@ def _cover(coverage: Coverage) -> str:
 
 def _heading(page: Page, what: str) -> Text:
     parts = [what]
-    if page.step is not None:
-        parts.insert(0, f"step {page.step}")
+    parts.insert(0, "all steps" if page.step is None else f"step {page.step}")
     if len(page.ranks) > 1:
         parts.append(f"rank {page.rank}")
     return Text(", ".join(parts), style="bold")
@@ -161,6 +161,16 @@ def _fold(rows: list[Row]) -> tuple[list[Row], list[str]]:
     return shown, lines
 
 
+def _never_came(rows: Sequence[Row]) -> list[str]:
+    """Say in words what a line of dashes means, once for each reason."""
+    reasons: dict[str, int] = {}
+    for row in rows:
+        for seen in row.values:
+            if seen.note:
+                reasons[seen.note] = reasons.get(seen.note, 0) + 1
+    return [f"- {reason} ({plural(amount, 'value')})" for reason, amount in reasons.items()]
+
+
 @dataclass(frozen=True)
 class _Line:
     """One line of a table: a call with one of its values, or a further value of the call above."""
@@ -174,7 +184,7 @@ class _Line:
 @dataclass(frozen=True)
 class _Column:
     title: str
-    cell: object
+    cell: Callable[[_Line], str]
     right: bool = False
     style: str = ""
 
@@ -184,19 +194,19 @@ def _print_table(console: Console, rows: Sequence[Row], columns: list[_Column], 
     shown = lines[:limit] if limit else lines
     marked = any(_mark(line) for line in shown)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
-    for number_, column in enumerate(columns):
+    for column in columns:
         table.add_column(
             column.title,
             justify="right" if column.right else "left",
             no_wrap=True,
             overflow="ellipsis",
             style=column.style,
-            min_width=12 if number_ == 0 else None,
+            min_width=_NAME if column.title in ("module", "site") else None,
         )
     if marked:
         table.add_column("", no_wrap=True, style="bold red")
     for line in shown:
-        cells = [Text(str(column.cell(line))) for column in columns]  # type: ignore[operator]
+        cells = [Text(column.cell(line)) for column in columns]
         table.add_row(*cells, *([_mark(line)] if marked else []), style=None if line.first else "dim")
     console.print(table)
     if len(shown) < len(lines):
@@ -301,8 +311,8 @@ def _zeros(line: _Line) -> str:
         return "-"
     if zeros == 0:
         return "0"
-    share = zeros / total
-    return "<1 %" if share < 0.01 else ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+    part = zeros / total
+    return "<1 %" if part < 0.01 else ">99 %" if 0.99 < part < 1 else f"{100 * part:.0f} %"
 
 
 def _milliseconds(line: _Line) -> str:
@@ -314,7 +324,10 @@ def _mark(line: _Line) -> str:
         return "! raised"
     if line.value is None:
         return ""
-    return " ".join(f"! {amount:,} {word}" for word, amount in line.value.nonfinite.items())
+    found = line.value.nonfinite
+    infinite = found.get("+inf", 0) + found.get("-inf", 0)
+    parts = [f"{amount:,} {word}" for word, amount in (("nan", found.get("nan", 0)), ("inf", infinite)) if amount]
+    return f"! {', '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)
