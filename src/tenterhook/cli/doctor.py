@@ -11,7 +11,7 @@ from tenterhook.cli.group import Work, verbose_option
 __all__ = ["command"]
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Say what is installed here, and what cannot be hooked.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @verbose_option
 def command(**options: Any) -> Work:

@@ -42,7 +42,7 @@ class _RecordCommand(click.Command):
     "record",
     cls=_RecordCommand,
     context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
+    short_help="Run a script and record what happens in its models.",
     epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
 )
 @click.option("-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]")

@@ -11,7 +11,7 @@ from tenterhook.cli.group import Work, verbose_option
 __all__ = ["command"]
 
 
-@click.command("show")
+@click.command("show", short_help="Show what was recorded.")
 @click.argument("recording", metavar="RECORDING")
 @click.option(
     "--as",

@@ -103,7 +103,7 @@ def _print_verdict(console: Console, page: Page) -> None:
     if seen.error:
         rows.append(("raised", f"{seen.error[0]}: {seen.error[1]}"))
     if seen.nonfinite:
-        what = " and ".join(f"{amount:,} {word}" for word, amount in seen.first_counts.items())
+        what = ", ".join(f"{amount:,} {word}" for word, amount in seen.first_counts.items())
         text += f", {seen.nonfinite:,} of them not finite"
         style = "bold red"
         rows.append(("first !", f"{seen.first_nonfinite} has {what}"))
@@ -204,7 +204,7 @@ def _print_table(console: Console, rows: Sequence[Row], columns: list[_Column], 
             min_width=_NAME if column.title in ("module", "site") else None,
         )
     if marked:
-        table.add_column("", no_wrap=True, style="bold red")
+        table.add_column("", no_wrap=True, style="bold red", min_width=max(len(_mark(line)) for line in shown))
     for line in shown:
         cells = [Text(column.cell(line)) for column in columns]
         table.add_row(*cells, *([_mark(line)] if marked else []), style=None if line.first else "dim")
