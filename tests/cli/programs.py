@@ -12,8 +12,6 @@ import tenterhook
 
 __all__ = ["PROGRAMS", "Program", "environment", "run_bare", "run_recorded"]
 
-MAIN = Path(__file__).with_name("fake_main.py")
-
 
 @dataclass(frozen=True)
 class Program:
@@ -115,6 +113,22 @@ sys.excepthook = hook
 raise RuntimeError("x")
 """
 
+TRAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    loss = nn.functional.cross_entropy(model(torch.randn(5, 4)), torch.tensor([0, 1, 0, 1, 0]))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item().hex())
+print(torch.rand(1).item().hex(), [weight.grad.sum().item().hex() for weight in model.parameters()])
+print(sorted(vars(model[1])))
+"""
+
 PACKAGE = {
     "pkg/__init__.py": "print('package', __name__)\n",
     "pkg/sibling.py": "NAME = __name__\n",
@@ -166,6 +180,9 @@ PROGRAMS = {
     "writes-to-closed-stdout": script("import sys\nprint('x')\nsys.stdout.close()\n"),
     "logs": script("import logging\nlogging.basicConfig(level=10)\nlogging.info('told')\nlogging.getLogger('a').warning('b')\n"),
     "asyncio": script("import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    raise OSError('late')\nasyncio.run(main())\n", code=1),
+    "trains": script(TRAIN),
+    "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
+    "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
     "pickles": script(PICKLE),
     "loader-workers": script(LOADER),
 }
@@ -191,7 +208,7 @@ def run_recorded(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``tenterhook record OURS COMMAND``."""
     own = [*(ours or ["-o", str(folder.parent / "r.thk")]), *(["-q"] if quiet else [])]
-    return _run(folder, [sys.executable, *(options or []), str(MAIN), "record", *own, *command], stdin)
+    return _run(folder, [sys.executable, *(options or []), "-m", "tenterhook", "record", *own, *command], stdin)
 
 
 def _run(folder: Path, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:

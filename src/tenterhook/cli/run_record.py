@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tenterhook.cli import script
 from tenterhook.cli.console import stderr_console
-from tenterhook.recorder import ScriptRecorder
+from tenterhook.script_recorder import ScriptRecorder
 from tenterhook.reporters.summary import print_header, print_summary, print_trouble, why_empty
 
 __all__ = ["Terminated", "run"]
