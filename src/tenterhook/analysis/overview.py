@@ -1,0 +1,250 @@
+"""What a recording holds, at a glance: counts, where the first non-finite value is, and the rows of one step or of some sites."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tenterhook.address import Address, Kind, format_place
+from tenterhook.errors import NotRecordedError, SelectionError
+from tenterhook.recording import Recording
+from tenterhook.select import Entry, resolve
+from tenterhook.stats import STATISTICS
+
+__all__ = ["Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One tensor that was seen.
+
+    Attributes:
+        kind: ``output``, ``grad_output``, ...
+        slot: where in a nested value.
+        shape: its shape; None where no tensor came.
+        dtype: ``float32``, ``bfloat16``, ...
+        statistics: the basic statistics by name; those that make no sense are None.
+        note: why something is missing.
+    """
+
+    kind: str
+    slot: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    statistics: dict[str, float | int | None]
+    note: str | None = None
+
+    @property
+    def nonfinite(self) -> dict[str, int]:
+        """How many values are no finite numbers: ``{"nan": 3, "+inf": 1}``."""
+        names = (("nan", "nan_count"), ("+inf", "posinf_count"), ("-inf", "neginf_count"))
+        return {word: int(self.statistics[name] or 0) for word, name in names if self.statistics.get(name)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call with what was seen of it; or, with ``phase`` None, a parameter.
+
+    Attributes:
+        seq: its place in the order.
+        depth: nesting among the recorded calls of its phase.
+        duration_ns: time that it took, None while unknown.
+        error: the exception that it raised.
+        values: what was seen.
+    """
+
+    seq: int
+    step: int
+    model: str
+    path: str
+    type: str
+    phase: str | None
+    call: int
+    depth: int
+    duration_ns: int | None
+    error: str | None
+    values: list[Seen]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Counts over a whole recording.
+
+    Attributes:
+        steps: the number of steps recorded, and the first and the last of them.
+        models: names of the outermost modules, the biggest first.
+        modules: number of modules that were called.
+        calls: number of calls by phase.
+        values: number of tensors seen.
+        nonfinite: how many of them have values that are no finite numbers.
+        first_nonfinite: address of the first of these.
+        first_counts: what is in it: ``{"nan": 3}``.
+        error: the first call that raised, and what.
+    """
+
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    models: list[str]
+    modules: int
+    calls: dict[str, int]
+    values: int
+    nonfinite: int
+    first_nonfinite: str | None
+    first_counts: dict[str, int]
+    error: tuple[str, str] | None
+
+
+_BAD = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
+
+
+def overview(recording: Recording) -> Overview:
+    """Count what a recording holds, and find its first non-finite value."""
+    [steps] = recording.query(
+        "select count(distinct step) n, min(step) low, max(step) high from (select step from calls union all select step from values)"
+    ).to_pylist()
+    phases = recording.query("select phase, count(*) n from calls group by phase order by min(seq)").to_pylist()
+    [modules] = recording.query("select count(*) n from (select distinct model, path from calls)").to_pylist()
+    [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
+    first = recording.query(f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1").to_pylist()
+    raised = recording.query(
+        "select model, path, call, step, error from calls where error is not null order by seq desc limit 1"
+    ).to_pylist()
+    several = len(recording.models) > 1
+    return Overview(
+        steps=steps["n"],
+        first_step=steps["low"],
+        last_step=steps["high"],
+        models=recording.models,
+        modules=modules["n"],
+        calls={row["phase"]: row["n"] for row in phases},
+        values=values["n"],
+        nonfinite=values["bad"],
+        first_nonfinite=_address(first[0], several) if first else None,
+        first_counts=_seen(first[0]).nonfinite if first else {},
+        error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
+    )
+
+
+def steps_of(recording: Recording) -> list[int]:
+    """List the steps of which something was recorded."""
+    rows = recording.query("select distinct step from calls union select distinct step from values order by step")
+    return rows["step"].to_pylist()
+
+
+def rows_of_step(recording: Recording, step: int, *, rank: int, sites: Collection[str] = ()) -> list[Row]:
+    """Give what ran in one step, in order.
+
+    Args:
+        recording: where to look.
+        step: the step.
+        rank: the process.
+        sites: selections of modules, as `rows_of_sites` takes them; all by default.
+
+    Raises:
+        SelectionError: a selection matches no module that was recorded.
+        NotRecordedError: the step was not recorded.
+    """
+    rows = _rows(recording, f"rank = {int(rank)} and step = {int(step)}", sites)
+    if not rows and not sites:
+        known = steps_of(recording)
+        span = f"steps {known[0]} to {known[-1]} were" if known else "no step was"
+        raise NotRecordedError(f"step {step} was not recorded; {span}")
+    return rows
+
+
+def rows_of_sites(recording: Recording, sites: Collection[str], *, rank: int) -> list[Row]:
+    """Give what was seen of some modules over all steps, in order.
+
+    Args:
+        recording: where to look.
+        sites: selections of modules, each with a kind if that alone is meant: ``features.*``, ``fc:grad_output``.
+        rank: the process.
+
+    Raises:
+        SelectionError: a selection matches no module that was recorded.
+    """
+    return _rows(recording, f"rank = {int(rank)}", sites)
+
+
+def _rows(recording: Recording, where: str, sites: Collection[str]) -> list[Row]:
+    wanted = _wanted(recording, sites) if sites else None
+    if wanted is not None:
+        where += f" and path in ({', '.join(_literal(path) for path in wanted)})"
+    calls = recording.query(f"select * from calls where {where} order by seq").to_pylist()
+    values = recording.query(f"select * exclude (sketch) from values where {where} order by seq").to_pylist()
+    rows = {row["seq"]: _row(row) for row in calls}
+    free: list[Row] = []
+    for value in values:
+        if wanted is not None and value["kind"] not in wanted[value["path"]]:
+            continue
+        owner = rows.get(value["call_seq"])
+        if owner is None:
+            owner = _row({**value, "type": "", "phase": None, "depth": 0, "duration_ns": None, "error": None})
+            free.append(owner)
+        owner.values.append(_seen(value))
+    found = [row for row in rows.values() if row.values or wanted is None or len(wanted[row.path]) == len(Kind)]
+    return sorted([*found, *free], key=lambda row: row.seq)
+
+
+def _wanted(recording: Recording, sites: Collection[str]) -> dict[str, frozenset[str]]:
+    """Say which kinds of which paths the selections mean."""
+    types = {(row["model"], row["path"]): row["type"] for row in recording.table("modules").to_pylist()}
+    entries = [
+        Entry(path, None, type_names=(types[model, path],) if types.get((model, path)) else ())
+        for model, path in recording.paths
+    ]
+    wanted: dict[str, frozenset[str]] = {}
+    for site in sites:
+        pattern, colon, kind = site.rpartition(":")
+        if not colon or pattern in ("type", "re", "!type", "!re") or kind not in list(Kind):
+            pattern, kinds = site, frozenset(str(kind) for kind in Kind)
+        else:
+            kinds = frozenset([kind])
+        for entry in resolve(pattern, entries, what="recorded module"):
+            wanted[entry.path] = wanted.get(entry.path, frozenset()) | kinds
+    if not wanted:
+        raise SelectionError("no site was named")
+    return wanted
+
+
+def _row(row: dict[str, Any]) -> Row:
+    return Row(
+        seq=row["seq"],
+        step=row["step"],
+        model=row["model"] or "",
+        path=row["path"] or "",
+        type=row["type"] or "",
+        phase=row["phase"],
+        call=row["call"] or 0,
+        depth=row["depth"] or 0,
+        duration_ns=row["duration_ns"],
+        error=row["error"],
+        values=[],
+    )
+
+
+def _seen(row: dict[str, Any]) -> Seen:
+    return Seen(
+        kind=row["kind"],
+        slot=row["slot"] or "",
+        shape=None if row["shape"] is None else tuple(row["shape"]),
+        dtype=row["dtype"],
+        statistics={name: row[name] for name in STATISTICS},
+        note=row["note"],
+    )
+
+
+def _address(row: dict[str, Any], several: bool) -> str:
+    model = row["model"] if several else None
+    return str(Address(row["path"] or "", row["kind"], row["slot"] or "", model, call=row["call"], step=row["step"]))
+
+
+def _call(row: dict[str, Any], several: bool) -> str:
+    place = format_place(row["path"] or "", model=row["model"] if several else None)
+    return f"{place}#{row['call'] or 0}@{row['step']}"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

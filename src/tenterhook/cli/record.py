@@ -1,0 +1,175 @@
+"""``tenterhook record``: its options, and the checks that need not wait for the script."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+import sys
+import time
+import zipimport
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tenterhook.address import Kind
+from tenterhook.cli.group import Work, verbose_option
+from tenterhook.cli.script import Target
+
+__all__ = ["command", "find_target"]
+
+_DASHES = "tenterhook.dashes"
+
+
+def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+class _RecordCommand(click.Command):
+    """Remembers whether ``--`` stood before the target, which click's parser forgets."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        target = ctx.params.get("target") or ()
+        ctx.meta[_DASHES] = given[: len(given) - len(target)][-1:] == ["--"]
+        return rest
+
+
+@click.command(
+    "record",
+    cls=_RecordCommand,
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script and record what happens in its models.",
+    epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
+)
+@click.option("-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]")
+@click.option("--overwrite", is_flag=True, help="Replace a recording that is there already.")
+@click.option("--select", multiple=True, metavar="PATTERN", help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]")
+@click.option("--kinds", metavar="KIND,...", callback=_split, help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]")
+@click.option("--stats", type=click.Choice(["basic", "none"]), default="basic", show_default=True, help="Statistics of each tensor.")
+@click.option("--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors.")
+@click.option("--tensors", is_flag=True, help="Store the tensors themselves.")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]")
+@click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write a line per event as it happens, so that a crash can be located.")
+@click.option("--on-error", type=click.Choice(["warn", "raise"]), default="warn", show_default=True, help="When recording itself fails: go on without it, or stop the script.")
+@click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors of ours.")
+@click.option("-m", "module", is_flag=True, help="The target is a module, as with python -m.")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGS]...")
+@verbose_option
+@click.pass_context
+def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
+    """Run a training script and record what happens in its models.
+
+    The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
+    standard error.
+
+    \b
+    tenterhook record train.py --lr 3e-4
+    tenterhook record --select 'encoder.**' --every 50 -m package.train
+    """
+    if not target:
+        raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
+    if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
+        raise click.UsageError(_no_command(target[0]), ctx)
+    found = find_target(target[0], target[1:], module=module)
+    if to is None:
+        to = _free_place(found.label)
+    options["sketch"] = not options.pop("no_sketch")
+    options["select"] = options["select"] or None
+    options["stats"] = None if options["stats"] == "none" else options["stats"]
+    return Work("tenterhook.cli.run_record:run", {"target": found, "to": to, **options})
+
+
+def find_target(name: str, args: tuple[str, ...], *, module: bool) -> Target:
+    """Check that a target can be run, before anything else is done.
+
+    Raises:
+        click.UsageError: there is no such script or module, or it is no Python program.
+    """
+    if module:
+        _check_module(name)
+    else:
+        _check_script(name)
+    return Target(name, args, module)
+
+
+def _check_module(name: str) -> None:
+    top = name.partition(".")[0]
+    if not top or name.startswith("-"):
+        raise click.UsageError(f"-m needs the name of a module, not {name!r}")
+    if name.endswith(".py") and Path(name).is_file():
+        raise click.UsageError(f"{name!r} is a script, not a module\nleave out -m: tenterhook record {name}")
+    sys.path.insert(0, os.getcwd())  # where python -m looks first
+    try:
+        spec = importlib.util.find_spec(top)  # the top only: to look deeper would import it
+    finally:
+        sys.path.pop(0)
+    if spec is None:
+        raise click.UsageError(f"there is no module {top!r} here or among the installed packages")
+
+
+def _check_script(name: str) -> None:
+    path = Path(name)
+    if path.is_dir():
+        if not any((path / f"__main__{suffix}").is_file() for suffix in (".py", ".pyc")):
+            raise click.UsageError(f"{name} is a directory without a __main__.py, so it cannot be run")
+    elif path.is_file():
+        _check_file(path)
+    else:
+        raise click.UsageError(_no_script(name))
+
+
+def _check_file(path: Path) -> None:
+    try:
+        head = path.open("rb").read(4)
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if head[:4] == b"\x7fELF" or (b"\0" in head and path.suffix != ".pyc" and not _is_archive(path)):
+        raise click.UsageError(f"{path} is not a Python program")
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        zipimport.zipimporter(str(path))
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _no_script(name: str) -> str:
+    if name == "-":
+        return "a program on standard input cannot be recorded\nsave it to a file, and record that"
+    path = Path(name)
+    if path.suffix == "" and os.sep not in name:
+        if name.startswith("python"):
+            return f"there is no script {name!r}\nleave out {name!r}, the script runs in this very Python: tenterhook record SCRIPT ARGS"
+        if shutil.which(name):
+            return _no_command(name)
+    folder = path.parent
+    scripts = sorted(entry.name for entry in folder.glob("*.py")) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, scripts, n=3, cutoff=0.5)
+    where = f"in {folder}" if folder.parts else "here"
+    if near:
+        return f"there is no script {name!r}\nnearest {where}: {', '.join(near)}"
+    if not folder.is_dir():
+        return f"there is no script {name!r}\nthere is no directory {str(folder)!r} either"
+    return f"there is no script {name!r}"
+
+
+def _no_command(name: str) -> str:
+    return (
+        f"{name!r} is a command; only Python scripts and modules can be recorded yet, not the processes that a command starts\n"
+        f"record the script itself: tenterhook record SCRIPT ARGS, or its module: tenterhook record -m MODULE ARGS"
+    )
+
+
+def _free_place(label: str) -> Path:
+    name = f"{label}-{time.strftime('%m%d-%H%M%S')}"
+    places = (Path("runs") / f"{name}{suffix}.thk" for suffix in ("", *(f"-{number}" for number in range(2, 100))))
+    return next((place for place in places if not place.exists()), Path("runs") / f"{name}.thk")
+

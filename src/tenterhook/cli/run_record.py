@@ -1,0 +1,110 @@
+"""What ``tenterhook record`` does: the script, between a recorder's start and its close."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from tenterhook.cli import script
+from tenterhook.cli.console import stderr_console
+from tenterhook.script_recorder import ScriptRecorder
+from tenterhook.reporters.summary import print_header, print_summary, print_trouble, why_empty
+
+__all__ = ["Terminated", "run"]
+
+_NOTHING = 4
+
+
+class Terminated(BaseException):
+    """The process was told to end; the message names the signal. Given to the recorder, never raised."""
+
+
+def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoReturn:
+    """Record a target and leave the process as the target would have.
+
+    Args:
+        target: what to run.
+        to: the directory to write.
+        quiet: print neither header nor summary.
+        options: the recorder's own.
+
+    Raises:
+        TargetError: the directory is there already, or cannot be written; the script has not started.
+        SelectionError: the selection is malformed; the script has not started.
+    """
+    started = time.monotonic()
+    session = ScriptRecorder(to=to, argv=target.argv, **options)
+    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), started=started)
+    if not quiet:
+        print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
+    session.start()
+    with _closed_by_signals(close):
+        error = script.run(target)
+        script.show_error(error)
+        script.wait_for_threads()
+        code = close(error)
+    script.leave(error, code)
+
+
+@dataclass
+class _Close:
+    """Closes the recorder once, in the process that opened it, and prints the summary."""
+
+    close: Callable[[BaseException | None], Any]
+    console: Console
+    to: Path
+    quiet: bool
+    owner: int
+    started: float
+    done: bool = False
+
+    def __call__(self, error: BaseException | None) -> int:
+        """Give the exit code for a script that ended well."""
+        if self.done or os.getpid() != self.owner:  # a forked child that runs on to the end of the script
+            return 0
+        self.done = True
+        summary = self.close(error)
+        with contextlib.suppress(OSError, ValueError):  # closed or broken: the interpreter reports that itself at the end
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
+            (print_trouble if self.quiet else print_summary)(self.console, summary)
+        return _NOTHING if why_empty(summary) else 0
+
+
+@contextlib.contextmanager
+def _closed_by_signals(close: _Close) -> Iterator[None]:
+    """Close the recording when the process is told to end, then let it die by that very signal.
+
+    Signals that the script handles itself, or that are ignored, stay as they are.
+    """
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        close(Terminated(f"ended by {signal.Signals(number).name}"))
+        os.kill(os.getpid(), number)
+
+    def restore() -> None:
+        for number in ours:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, signal.SIG_DFL)
+
+    for number in ours:
+        signal.signal(number, handle)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=restore)  # workers are ended by SIGTERM, at once
+    try:
+        yield
+    finally:
+        restore()

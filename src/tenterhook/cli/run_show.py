@@ -1,0 +1,92 @@
+"""What ``tenterhook show`` does: reads a recording, and hands what it found to the reporter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenterhook.analysis.overview import overview, rows_of_sites, rows_of_step, steps_of
+from tenterhook.cli.console import stdout_console
+from tenterhook.cli.envelope import print_json
+from tenterhook.cli.places import find
+from tenterhook.errors import NotRecordedError
+from tenterhook.recording import Recording, open_recording
+from tenterhook.reporters.text import Page, print_page
+
+__all__ = ["run"]
+
+_EMPTY = 4
+
+
+def run(
+    *, recording: str, form: str | None, step: int | None, sites: Sequence[str], rank: int | None, limit: int, as_json: bool
+) -> int:
+    """Show a recording.
+
+    Returns:
+        0, or 4 where nothing was recorded.
+
+    Raises:
+        RecordingError: there is none, or it cannot be read.
+        NotRecordedError: the step or rank was not recorded.
+        SelectionError: no module that was recorded matches.
+    """
+    path = find(recording)
+    opened = open_recording(path)
+    page = _page(opened, recording if recording.startswith("@") else str(path), step, sites, rank)
+    if as_json:
+        print_json(_data(page, str(path), limit), status=_status(page))
+    else:
+        print_page(stdout_console(), page, form=form or ("table" if sites else "tree"), limit=limit)
+    return 0 if page.overview.values or sum(page.overview.calls.values()) else _EMPTY
+
+
+def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], rank: int | None) -> Page:
+    ranks = opened.ranks or [0]
+    if rank is None:
+        rank = ranks[0]
+    elif rank not in ranks:
+        raise NotRecordedError(f"rank {rank} was not recorded; ranks {ranks[0]} to {ranks[-1]} were")
+    steps = steps_of(opened)
+    if sites and step is None:
+        rows = rows_of_sites(opened, sites, rank=rank)
+    elif steps or step is not None:
+        step = steps[0] if step is None else step
+        rows = rows_of_step(opened, step, rank=rank, sites=sites)
+    else:
+        rows = []
+    return Page(
+        name=name,
+        manifest=opened.manifest,
+        overview=overview(opened),
+        coverage=opened.coverage,
+        rows=rows,
+        step=step,
+        steps=steps,
+        rank=rank,
+        ranks=ranks,
+        sites=sites,
+    )
+
+
+def _status(page: Page) -> str:
+    if not page.manifest.complete:
+        return "unfinished"
+    return "partial" if page.manifest.partial else "complete"
+
+
+def _data(page: Page, path: str, limit: int) -> dict[str, Any]:
+    return {
+        "path": path,
+        "manifest": msgspec.to_builtins(page.manifest),
+        "overview": page.overview,
+        "coverage": page.coverage,
+        "step": page.step,
+        "steps": page.steps,
+        "rank": page.rank,
+        "ranks": page.ranks,
+        "rows": page.rows[:limit] if limit else page.rows,
+        "rows_total": len(page.rows),
+    }

@@ -1,0 +1,39 @@
+"""``tenterhook show``: its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tenterhook.cli.group import Work, verbose_option
+
+__all__ = ["command"]
+
+
+@click.command("show", short_help="Show what was recorded.")
+@click.argument("recording", metavar="RECORDING")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["tree", "order", "table"]),
+    help="Nested calls; or one list in the order of execution; or every value with its statistics.  [default: tree]",
+)
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="The step to show.  [default: the first recorded]")
+@click.option(
+    "--site",
+    "sites",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only these modules, in all steps: 'features.*', 'type:Conv2d', 'fc:grad_output'; repeatable.",
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]")
+@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Most lines in a section, 0 for all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@verbose_option
+def command(**options: Any) -> Work:
+    """Show what was recorded: the verdict, what ran and what flowed through it, and what was not seen.
+
+    RECORDING is a directory (NAME.thk), or @0 for the newest one here or in ./runs, @1 for the one before.
+    """
+    return Work("tenterhook.cli.run_show:run", options)

@@ -1,0 +1,152 @@
+"""What ``tenterhook record`` prints around a script: a header before, and verdict, cover, cost and next after."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from tenterhook import __version__
+from tenterhook.reporters.numbers import plural, share, size, span
+
+__all__ = ["RunSummary", "covered", "facts", "print_header", "print_summary", "print_trouble", "why_empty"]
+
+_SHOWN = 6
+_LABEL = 9
+"""Width of the column of labels."""
+
+
+class RunSummary(Protocol):
+    """What is known when a recorded script has ended.
+
+    Attributes:
+        path: the recording's directory.
+        modules_selected: number of modules that the selection matched, over all models.
+        modules_fired: how many of them were called.
+        missing: (path, reason) of what was asked for and not seen.
+        calls: number of calls recorded, forward and backward.
+        values: number of tensors seen.
+        steps: number of steps recorded.
+        cost_fraction: share of the run's time that was spent in our hooks.
+        wall_seconds: time from start to close.
+        size_bytes: size of the recording on disk.
+        partial: why something that was asked for is not in it; None when all is.
+        nothing_called: whether no module was called at all.
+    """
+
+    path: Path
+    modules_selected: int
+    modules_fired: int
+    missing: Sequence[tuple[str, str]]
+    calls: int
+    values: int
+    steps: int
+    cost_fraction: float
+    wall_seconds: float
+    size_bytes: int
+    partial: str | None
+    nothing_called: bool
+
+
+def print_header(console: Console, to: Path, *, select: Sequence[str] | None, every: int, stats: str | None) -> None:
+    """Print what is about to be recorded, and where to."""
+    parts = [f"tenterhook {__version__}"]
+    for framework in ("torch", "mindspore"):
+        try:
+            parts.append(f"{framework} {version(framework)}")
+        except PackageNotFoundError:
+            continue
+    parts.append(" ".join(select) if select else "all modules")
+    parts.append("every step" if every == 1 else f"every {every} steps")
+    parts.append(f"stats {stats or 'none'}")
+    for line in _wrap(" | ".join(parts), console.width):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next."""
+    console.print(Rule("tenterhook", align="left", characters="-", style="dim"))
+    empty = why_empty(summary)
+    if empty:
+        verdict, state, style = f"nothing recorded: {empty}", "EMPTY", "bold yellow"
+    else:
+        counts = (plural(summary.steps, "step"), plural(summary.modules_fired, "module"), plural(summary.calls, "call"))
+        verdict = f"recorded {', '.join(counts)}, {plural(summary.values, 'value')}"
+        state, style = ("PARTIAL", "bold yellow") if summary.partial else ("complete", "bold green")
+    rows: list[tuple[str, str]] = []
+    if summary.partial:
+        rows.append(("why", summary.partial))
+    if summary.nothing_called:
+        rows.append(("why", "the script called no model while it was recorded"))
+    else:
+        rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
+    rows.append(("cost", f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}"))
+    if not empty:
+        rows.append(("next", f"tenterhook show {summary.path}"))
+    facts(console, verdict, state, style, rows)
+
+
+def why_empty(summary: RunSummary) -> str | None:
+    """Say why nothing was recorded; None where something was."""
+    if summary.nothing_called:
+        return "no module was called"
+    if not summary.modules_selected:
+        return "the selection matches no module"
+    return None if summary.modules_fired else "no selected module was called"
+
+
+def print_trouble(console: Console, summary: RunSummary) -> None:
+    """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
+    empty = why_empty(summary)
+    if empty:
+        console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
+    if summary.partial:
+        console.print(Text(f"tenterhook: {summary.path} is partial: {summary.partial}"), soft_wrap=True)
+
+
+def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:
+    """Write how much of a selection was seen, and why the rest was not."""
+    if not selected:
+        return "; ".join(f"{name}: {reason}" for name, reason in missing) or "no module was selected"
+    text = f"{fired:,} of {plural(selected, 'selected module')} fired"
+    if missing:
+        reasons: dict[str, list[str]] = {}
+        for name, reason in missing:
+            reasons.setdefault(reason, []).append(name)
+        parts = [f"{_some(names)} ({reason})" for reason, names in reasons.items()]
+        text += f"; not seen, or not whole: {', '.join(parts)}"
+    return text
+
+
+def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print a verdict with its state at the right end, and labelled lines below it; words, such as paths, are never broken."""
+    width = max(console.width, 40)
+    lines = _wrap(verdict, width - _LABEL - len(state) - 2)
+    for number, line in enumerate(lines):
+        text = Text("VERDICT".ljust(_LABEL) if number == 0 else " " * _LABEL, style=style)
+        text.append(line, style="bold not dim default")
+        if number == 0:
+            text.append(" " * max(2, width - text.cell_len - len(state)) + state)
+        console.print(text, soft_wrap=True)
+    for label, content in rows:
+        for number, line in enumerate(_wrap(content, width - _LABEL)):
+            text = Text(f" {label}".ljust(_LABEL) if number == 0 else " " * _LABEL, style="cyan")
+            text.append(line, style="default")
+            console.print(text, soft_wrap=True)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

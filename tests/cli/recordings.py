@@ -1,0 +1,112 @@
+"""Recordings with known content, written as the recorder writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tenterhook.recording import Cost, DiskSink, Manifest, Model
+from tenterhook.recording.schema import CALLS, MODULES, VALUES
+from tests.recording.synthetic import batch, call, value
+
+__all__ = ["MODULES_OF_NET", "write_empty", "write_net"]
+
+MODULES_OF_NET = {
+    "": "Net",
+    "features": "Sequential",
+    "features.0": "Conv2d",
+    "features.1": "ReLU",
+    "rnn": "LSTM",
+    "cell": "Linear",
+    "head": "Linear",
+    "aux": "Linear",
+}
+
+_SHAPES = {"": [64, 10], "features": [64, 32, 26, 26], "features.0": [64, 32, 26, 26], "features.1": [64, 32, 26, 26], "head": [64, 10]}
+
+
+class _Writer:
+    """Numbers events as the recorder does."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.values: list[dict[str, Any]] = []
+        self._seq = 0
+
+    def add(self, step: int, path: str, depth: int, kind: str = "output", *, number: int = 0, slots: tuple[str, ...] = ("",), **fields: Any) -> None:
+        phase = "backward" if kind.startswith("grad") else "forward"
+        owner = self._seq
+        given = {name: fields.pop(name) for name in ("error", "duration_ns") if name in fields}
+        self.calls.append(call(owner, step, path, type=MODULES_OF_NET[path], depth=depth, phase=phase, call=number, **given))
+        for slot in slots:
+            self._seq += 1
+            shape = _SHAPES.get(path, [64, 16])
+            self.values.append(
+                value(self._seq, owner, step, path, kind=kind, phase=phase, call=number, slot=slot, shape=shape, **fields)
+            )
+        self._seq += 1
+
+
+def _modules(**reasons: str) -> pa.Table:
+    rows = [
+        {"model": "Net", "path": path, "raw_path": path, "type": kind, "aliases": [], "parameters": 10,
+         "selected": True, "calls": 0 if path in reasons else 2, "reason": reasons.get(path)}
+        for path, kind in MODULES_OF_NET.items()
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, MODULES)
+
+
+def _manifest(**fields: Any) -> Manifest:
+    known: dict[str, Any] = {
+        "framework": "torch",
+        "versions": {"torch": "2.13.0"},
+        "models": [Model(name="Net", type="train.Net", parameters=80, modules=8)],
+        "argv": ["train.py", "--lr", "3e-4"],
+        "started": "2026-11-29T14:30:00+00:00",
+        "cost": Cost(hook_seconds=1.37, wall_seconds=76.1),
+        "steps": 2,
+    }
+    return Manifest(**{**known, **fields})
+
+
+def _one_step(writer: _Writer, step: int, *, bad: bool) -> None:
+    wrong = {"nan_count": 3, "posinf_count": 1, "neginf_count": 1} if bad else {}
+    writer.add(step, "", 0, mean=-0.0123, std=0.8117, absmax=3.4142, min=-3.4142, max=2.5)
+    writer.add(step, "features", 1, zero_count=3)
+    writer.add(step, "features.0", 2, mean=1.5e-5, std=12345.6789, absmax=97000.0, **wrong)
+    writer.add(step, "features.1", 2, zero_count=6, min=0.0, duration_ns=1_234_567)
+    writer.add(step, "rnn", 1, slots=("[0]", "[1][0]", "[1][1]"))
+    for number in range(6):
+        writer.add(step, "cell", 1, number=number)
+    writer.add(step, "head", 1, std=0.0, mean=0.0)
+    writer.add(step, "", 0, "grad_output", mean=1e-12)
+    writer.add(step, "head", 1, "grad_output")
+    for number in reversed(range(6)):
+        writer.add(step, "cell", 1, "grad_output", number=number)
+    writer.add(step, "features", 1, "grad_output")
+    writer.add(step, "features.0", 2, "grad_output", dtype="none", **dict.fromkeys(("mean", "std", "min", "max", "absmax", "zero_count")), note="no gradient: grad mode off")
+
+
+def write_net(path: Path, *, bad: bool = True, close: bool = True, **fields: Any) -> Path:
+    """Write two steps of a small network, with a module that is called six times, one with three outputs and one never called."""
+    manifest = _manifest(**fields)
+    sink = DiskSink(path, manifest)
+    writer = _Writer()
+    for step in (0, 1):
+        _one_step(writer, step, bad=bad and step == 1)
+    sink.write_calls(batch(CALLS, writer.calls))
+    sink.write_values(batch(VALUES, writer.values))
+    sink.flush()
+    if close:
+        sink.close(manifest, _modules(aux="never called"))
+    return path
+
+
+def write_empty(path: Path) -> Path:
+    """Write a recording of a run in which no module was called."""
+    manifest = _manifest(models=[], steps=0)
+    sink = DiskSink(path, manifest)
+    sink.close(manifest, MODULES.empty_table())
+    return path

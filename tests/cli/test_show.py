@@ -1,0 +1,150 @@
+"""What ``tenterhook show`` prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from tenterhook.cli import run_show
+from tests.cli.commands import Result, tenterhook
+from tests.cli.recordings import write_empty, write_net
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_net(Path("runs") / "train.thk")
+
+
+def show(*args: str, width: int = 80) -> Result:
+    return tenterhook("show", *args, width=width)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("form", ["tree", "order", "table"])
+def test_forms(net: Path, snapshot: SnapshotAssertion, form: str, width: int) -> None:
+    result = show("@0", "--as", form, width=width)
+    assert result.code == 0
+    assert result.err == ""
+    assert max(map(len, result.out.splitlines())) <= width
+    assert result.out == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_step_with_values_that_are_not_finite(net: Path, snapshot: SnapshotAssertion, width: int) -> None:
+    assert show("@0", "--step", "1", width=width).out == snapshot
+
+
+def test_sites_over_all_steps(net: Path, snapshot: SnapshotAssertion) -> None:
+    assert show("@0", "--site", "features.*", "--site", "head:grad_output").out == snapshot
+
+
+def test_a_site_with_a_kind_shows_that_kind_only(net: Path) -> None:
+    rows = json.loads(show("@0", "--site", "features.0:grad_output", "--json").out)["data"]["rows"]
+    assert {(row["path"], value["kind"]) for row in rows for value in row["values"]} == {("features.0", "grad_output")}
+    assert [row["step"] for row in rows] == [0, 1]
+
+
+def test_a_site_by_type(net: Path) -> None:
+    rows = json.loads(show("@0", "--site", "type:LSTM", "--json").out)["data"]["rows"]
+    assert {row["path"] for row in rows} == {"rnn"}
+
+
+def test_limit_says_how_much_is_left(net: Path) -> None:
+    out = show("@0", "--as", "order", "--limit", "3").out
+    assert "more lines: --limit 0 shows all" in out
+    assert "features.0" in out
+    assert "rnn" not in out
+
+
+def test_long_names_leave_the_numbers_whole(tmp_path: Path) -> None:
+    from tests.cli import recordings
+
+    name = "encoder.layers.11.attention.self.query_key_value.projection.dense"
+    recordings.MODULES_OF_NET[name] = "Linear"
+    try:
+        net = write_net(tmp_path / "a.thk")
+    finally:
+        del recordings.MODULES_OF_NET[name]
+    out = show(str(net), width=80).out
+    assert "64x32x26x26" in out
+    assert "1.23e+04" in out
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [({"partial": "the disk is full"}, "PARTIAL"), ({"close": False}, "UNFINISHED"), ({}, "complete")],
+    ids=["partial", "unfinished", "complete"],
+)
+def test_the_verdict_says_how_whole_it_is(tmp_path: Path, fields: dict, word: str) -> None:
+    path = write_net(tmp_path / "a.thk", **fields)
+    first = show(str(path)).out.splitlines()[0]
+    assert first.startswith("VERDICT")
+    assert first.endswith(word)
+    assert ("the disk is full" in show(str(path)).out) == ("partial" in fields)
+
+
+def test_json_has_the_envelope_and_everything_that_is_printed(net: Path) -> None:
+    found = json.loads(show("@0", "--json").out)
+    assert list(found) == ["tool", "version", "schema", "status", "data"]
+    assert (found["tool"], found["status"]) == ("tenterhook", "complete")
+    data = found["data"]
+    assert data["path"] == "runs/train.thk"
+    assert data["steps"] == [0, 1]
+    assert data["step"] == 0
+    assert data["overview"]["first_nonfinite"] == "features.0:output#0@1"
+    assert data["overview"]["first_counts"] == {"nan": 3, "+inf": 1, "-inf": 1}
+    assert data["overview"]["nonfinite"] == 1
+    assert data["coverage"]["missing"] == [["aux", "never called"]]
+    assert len(data["rows"]) == data["rows_total"] == sum(data["overview"]["calls"].values()) // 2
+
+
+def test_json_rows_are_in_order_and_hold_the_statistics(net: Path) -> None:
+    rows = json.loads(show("@0", "--json").out)["data"]["rows"]
+    assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+    [conv] = [row for row in rows if row["path"] == "features.0" and row["phase"] == "forward"]
+    assert conv["values"][0]["statistics"]["std"] == 12345.6789
+
+
+def test_the_newest_is_number_0(net: Path) -> None:
+    older = net.parent / "older.thk"
+    write_net(older, note="the older one")
+    stamp = (net / "recording.json").stat()
+    import os
+
+    os.utime(older / "recording.json", ns=(stamp.st_atime_ns, stamp.st_mtime_ns - 10**9))
+    assert "the older one" not in show("@0").out
+    assert "the older one" in show("@1").out
+
+
+@pytest.mark.parametrize("name", ["train", "train.thk", "runs/train", "runs/train.thk"])
+def test_short_names_are_found(net: Path, name: str) -> None:
+    assert show(name).code == 0
+
+
+def test_empty_recording_is_no_success(tmp_path: Path) -> None:
+    result = show(str(write_empty(tmp_path / "a.thk")))
+    assert result.code == 4
+    assert "0 steps" in result.out
+
+
+def test_colour_is_for_terminals_only(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(**environment: str) -> str:
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        stream = io.StringIO()
+        console = Console(file=stream, highlight=False, width=80)
+        monkeypatch.setattr(run_show, "stdout_console", lambda: console)
+        run_show.run(recording="@0", form=None, step=None, sites=(), rank=None, limit=9, as_json=False)
+        return stream.getvalue()
+
+    plain = printed()
+    assert "\x1b[" not in plain
+    coloured = printed(FORCE_COLOR="1", TERM="xterm-256color")
+    assert "\x1b[32m" in coloured
+    assert "\x1b[3" not in printed(NO_COLOR="1")
