@@ -27,7 +27,12 @@ class Result:
 def tenterhook(*args: str, width: int = 80) -> Result:
     """Run ``tenterhook ARGS`` in a terminal of some width."""
     out, err = io.StringIO(), io.StringIO()
-    with _columns(width), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as exit_:
+    with (
+        _columns(width),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as exit_,
+    ):
         main(args)
     assert isinstance(exit_.value.code, int)
     return Result(out.getvalue(), err.getvalue(), exit_.value.code)

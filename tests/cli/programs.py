@@ -148,9 +148,7 @@ PROGRAMS = {
     "module-is-missing": Program(PACKAGE, ["-m", "pkg.nothing"], 1),
     "raises": script(RAISE, code=1),
     "raises-own-exception": script("class Odd(Exception):\n    pass\nraise Odd(1, 2)\n", code=1),
-    "raises-group": Program(
-        {"job.py": "raise ExceptionGroup('g', [ValueError(1), KeyError(2)])\n"}, ["job.py"], 1
-    ),
+    "raises-group": Program({"job.py": "raise ExceptionGroup('g', [ValueError(1), KeyError(2)])\n"}, ["job.py"], 1),
     "own-excepthook": script(OWN_HOOK, code=1),
     "broken-excepthook": script("import sys\nsys.excepthook = lambda *a: 1 / 0\nraise RuntimeError('x')\n", code=1),
     "exits-3": script("import sys\nprint('out')\nsys.exit(3)\n", code=3),
@@ -176,10 +174,17 @@ PROGRAMS = {
     "warns": script("import warnings\nwarnings.warn('old', DeprecationWarning)\nwarnings.warn('odd')\n"),
     "recursion": script("def f():\n    f()\ntry:\n    f()\nexcept RecursionError as error:\n    print(error)\n"),
     "source-of-own-class": script("import inspect\nclass A:\n    x = 1\nprint(inspect.getsource(A))\n"),
-    "thread-raises": script("import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start()\nt.join()\n"),
+    "thread-raises": script(
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start()\nt.join()\n"
+    ),
     "writes-to-closed-stdout": script("import sys\nprint('x')\nsys.stdout.close()\n"),
-    "logs": script("import logging\nlogging.basicConfig(level=10)\nlogging.info('told')\nlogging.getLogger('a').warning('b')\n"),
-    "asyncio": script("import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    raise OSError('late')\nasyncio.run(main())\n", code=1),
+    "logs": script(
+        "import logging\nlogging.basicConfig(level=10)\nlogging.info('told')\nlogging.getLogger('a').warning('b')\n"
+    ),
+    "asyncio": script(
+        "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    raise OSError('late')\nasyncio.run(main())\n",
+        code=1,
+    ),
     "trains": script(TRAIN),
     "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
     "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
@@ -212,10 +217,19 @@ def run_recorded(
 
 
 def _run(folder: Path, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, encoding="utf-8", env=environment(), timeout=120)
+    return subprocess.run(
+        command, cwd=folder, input=stdin, capture_output=True, encoding="utf-8", env=environment(), timeout=120
+    )
 
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child that imports the same tenterhook as we do."""
     source = str(Path(tenterhook.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80", **changes}
+    return {
+        **os.environ,
+        "PYTHONPATH": source,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8",
+        "COLUMNS": "80",
+        **changes,
+    }

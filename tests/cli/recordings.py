@@ -24,7 +24,13 @@ MODULES_OF_NET = {
     "aux": "Linear",
 }
 
-_SHAPES = {"": [64, 10], "features": [64, 32, 26, 26], "features.0": [64, 32, 26, 26], "features.1": [64, 32, 26, 26], "head": [64, 10]}
+_SHAPES = {
+    "": [64, 10],
+    "features": [64, 32, 26, 26],
+    "features.0": [64, 32, 26, 26],
+    "features.1": [64, 32, 26, 26],
+    "head": [64, 10],
+}
 
 
 class _Writer:
@@ -35,16 +41,30 @@ class _Writer:
         self.values: list[dict[str, Any]] = []
         self._seq = 0
 
-    def add(self, step: int, path: str, depth: int, kind: str = "output", *, number: int = 0, slots: tuple[str, ...] = ("",), **fields: Any) -> None:
+    def add(
+        self,
+        step: int,
+        path: str,
+        depth: int,
+        kind: str = "output",
+        *,
+        number: int = 0,
+        slots: tuple[str, ...] = ("",),
+        **fields: Any,
+    ) -> None:
         phase = "backward" if kind.startswith("grad") else "forward"
         owner = self._seq
         given = {name: fields.pop(name) for name in ("error", "duration_ns") if name in fields}
-        self.calls.append(call(owner, step, path, type=MODULES_OF_NET[path], depth=depth, phase=phase, call=number, **given))
+        self.calls.append(
+            call(owner, step, path, type=MODULES_OF_NET[path], depth=depth, phase=phase, call=number, **given)
+        )
         for slot in slots:
             self._seq += 1
             shape = _SHAPES.get(path, [64, 16])
             self.values.append(
-                value(self._seq, owner, step, path, kind=kind, phase=phase, call=number, slot=slot, shape=shape, **fields)
+                value(
+                    self._seq, owner, step, path, kind=kind, phase=phase, call=number, slot=slot, shape=shape, **fields
+                )
             )
         self._seq += 1
 
@@ -86,7 +106,15 @@ def _one_step(writer: _Writer, step: int, *, bad: bool) -> None:
     for number in reversed(range(6)):
         writer.add(step, "cell", 1, "grad_output", number=number)
     writer.add(step, "features", 1, "grad_output")
-    writer.add(step, "features.0", 2, "grad_output", dtype="none", **dict.fromkeys(("mean", "std", "min", "max", "absmax", "zero_count")), note="no gradient: grad mode off")
+    writer.add(
+        step,
+        "features.0",
+        2,
+        "grad_output",
+        dtype="none",
+        **dict.fromkeys(("mean", "std", "min", "max", "absmax", "zero_count")),
+        note="no gradient: grad mode off",
+    )
 
 
 def write_net(path: Path, *, bad: bool = True, close: bool = True, **fields: Any) -> Path:

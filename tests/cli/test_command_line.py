@@ -141,12 +141,16 @@ def test_help(snapshot: SnapshotAssertion, args: list[str]) -> None:
     assert result.out == snapshot
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS), ["record", "no.py"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS), ["record", "no.py"]], ids=" ".join
+)
 def test_help_and_mistakes_import_nothing_heavy(args: list[str]) -> None:
     assert imported(args) == set()
 
 
-@pytest.mark.parametrize("args", [["show", "a.thk"], ["show", "a.thk", "--json"], ["doctor"], ["doctor", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [["show", "a.thk"], ["show", "a.thk", "--json"], ["doctor"], ["doctor", "--json"]], ids=" ".join
+)
 def test_reading_imports_no_framework(here: Path, args: list[str]) -> None:
     write_net(here / "a.thk")
     assert imported(args) & {"torch", "mindspore"} == set()
@@ -164,5 +168,7 @@ def imported(args: list[str]) -> set[str]:
 
 
 def test_runs_as_a_module(here: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "tenterhook", "--version"], capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-m", "tenterhook", "--version"], capture_output=True, text=True, env=environment()
+    )
     assert done.stdout == f"tenterhook {__version__}\n"

@@ -35,12 +35,16 @@ def test_count(value: int, text: str) -> None:
     assert count(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (512, "512 B"), (31_400_000, "31.4 MB"), (999_900, "1 MB"), (5 * 10**13, "50 TB")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (512, "512 B"), (31_400_000, "31.4 MB"), (999_900, "1 MB"), (5 * 10**13, "50 TB")]
+)
 def test_size(value: int, text: str) -> None:
     assert size(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.4217, "0.422 s"), (59.97, "1m00s"), (761.2, "12m41s"), (11100, "3h05m")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.4217, "0.422 s"), (59.97, "1m00s"), (761.2, "12m41s"), (11100, "3h05m")]
+)
 def test_span(value: float, text: str) -> None:
     assert span(value) == text
 

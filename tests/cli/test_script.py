@@ -48,7 +48,9 @@ EMPTY = "tenterhook: nothing recorded: no module was called\n"
 
 def test_runs_a_zip_file_with_a_main(folder: Path) -> None:
     with zipfile.ZipFile(folder / "app.zip", "w") as archive:
-        archive.writestr("__main__.py", "import sys; print(sys.argv, sys.path[0], __file__, __spec__.name); import inner; 1/0")
+        archive.writestr(
+            "__main__.py", "import sys; print(sys.argv, sys.path[0], __file__, __spec__.name); import inner; 1/0"
+        )
         archive.writestr("inner.py", "print('inner')")
     bare = run_bare(folder, ["app.zip", "a"])
     recorded = run_recorded(folder, ["app.zip", "a"])
@@ -58,7 +60,9 @@ def test_runs_a_zip_file_with_a_main(folder: Path) -> None:
 
 
 def test_interpreter_options_reach_the_script(folder: Path) -> None:
-    (folder / "options.py").write_text("import sys; print(sys.orig_argv, sys.warnoptions, sys.flags.optimize, sys.path[0])")
+    (folder / "options.py").write_text(
+        "import sys; print(sys.orig_argv, sys.warnoptions, sys.flags.optimize, sys.path[0])"
+    )
     bare = run_bare(folder, ["options.py", "x"], options=["-W", "error", "-O"])
     recorded = run_recorded(folder, ["options.py", "x"], options=["-W", "error", "-O"])
     assert recorded.stdout == bare.stdout

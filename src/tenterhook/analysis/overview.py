@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,9 @@ def overview(recording: Recording) -> Overview:
     phases = recording.query("select phase, count(*) n from calls group by phase order by min(seq)").to_pylist()
     [modules] = recording.query("select count(*) n from (select distinct model, path from calls)").to_pylist()
     [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
-    first = recording.query(f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1").to_pylist()
+    first = recording.query(
+        f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
+    ).to_pylist()
     raised = recording.query(
         "select model, path, call, step, error from calls where error is not null order by seq desc limit 1"
     ).to_pylist()

@@ -57,7 +57,9 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 _FAULT = 70
 
 
-@click.group("tenterhook", cls=LazyGroup, commands_at=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "tenterhook", cls=LazyGroup, commands_at=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, "-V", "--version", message="tenterhook %(version)s")
 @verbose_option
 def tenterhook() -> None:
@@ -107,7 +109,9 @@ def _report(error: BaseException, *, verbose: bool) -> int:
         click.echo("tenterhook: interrupted", err=True)
     elif code == _FAULT:
         click.echo(f"tenterhook: a fault in tenterhook itself: {type(error).__name__}: {error}", err=True)
-        click.echo("  -v before the command shows where; please report it with the output of 'tenterhook doctor'", err=True)
+        click.echo(
+            "  -v before the command shows where; please report it with the output of 'tenterhook doctor'", err=True
+        )
     else:
         for line in _lines(error):
             click.echo(line, err=True)

@@ -17,7 +17,12 @@ FOLDERS = (Path("runs"), Path())
 
 def newest() -> list[Path]:
     """List the recordings here and in ``./runs``, newest first."""
-    found = {path: (path / "recording.json").stat().st_mtime_ns for folder in FOLDERS if folder.is_dir() for path in find_recordings(folder)}
+    found = {
+        path: (path / "recording.json").stat().st_mtime_ns
+        for folder in FOLDERS
+        if folder.is_dir()
+        for path in find_recordings(folder)
+    }
     return sorted(found, key=lambda path: -found[path])
 
 
@@ -38,7 +43,9 @@ def find(text: str) -> Path:
             return known[place]
         if not known:
             raise RecordingError("there is no recording here or in ./runs\nmake one: tenterhook record SCRIPT")
-        raise RecordingError(f"there is no recording {text}: only {len(known)} here and in ./runs, @0 to @{len(known) - 1}")
+        raise RecordingError(
+            f"there is no recording {text}: only {len(known)} here and in ./runs, @0 to @{len(known) - 1}"
+        )
     path = Path(text)
     if path.exists():
         return path
@@ -47,5 +54,11 @@ def find(text: str) -> Path:
             return beside
     names = {str(entry): entry for entry in known}
     near = difflib.get_close_matches(text, [*names, *(entry.name for entry in known)], n=3, cutoff=0.5)
-    hint = f"nearest: {', '.join(near)}" if near else f"newest: {known[0]} (@0)" if known else "make one: tenterhook record SCRIPT"
+    hint = (
+        f"nearest: {', '.join(near)}"
+        if near
+        else f"newest: {known[0]} (@0)"
+        if known
+        else "make one: tenterhook record SCRIPT"
+    )
     raise RecordingError(f"there is no recording {text}\n{hint}")

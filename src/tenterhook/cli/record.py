@@ -45,17 +45,50 @@ class _RecordCommand(click.Command):
     short_help="Run a script and record what happens in its models.",
     epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
 )
-@click.option("-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]")
+@click.option(
+    "-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there already.")
-@click.option("--select", multiple=True, metavar="PATTERN", help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]")
-@click.option("--kinds", metavar="KIND,...", callback=_split, help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]")
-@click.option("--stats", type=click.Choice(["basic", "none"]), default="basic", show_default=True, help="Statistics of each tensor.")
-@click.option("--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="PATTERN",
+    help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]",
+)
+@click.option(
+    "--kinds",
+    metavar="KIND,...",
+    callback=_split,
+    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]",
+)
+@click.option(
+    "--stats",
+    type=click.Choice(["basic", "none"]),
+    default="basic",
+    show_default=True,
+    help="Statistics of each tensor.",
+)
+@click.option(
+    "--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors."
+)
 @click.option("--tensors", is_flag=True, help="Store the tensors themselves.")
-@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]")
+@click.option(
+    "--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]"
+)
 @click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write a line per event as it happens, so that a crash can be located.")
-@click.option("--on-error", type=click.Choice(["warn", "raise"]), default="warn", show_default=True, help="When recording itself fails: go on without it, or stop the script.")
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also write a line per event as it happens, so that a crash can be located.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["warn", "raise"]),
+    default="warn",
+    show_default=True,
+    help="When recording itself fails: go on without it, or stop the script.",
+)
 @click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors of ours.")
 @click.option("-m", "module", is_flag=True, help="The target is a module, as with python -m.")
@@ -172,4 +205,3 @@ def _free_place(label: str) -> Path:
     name = f"{label}-{time.strftime('%m%d-%H%M%S')}"
     places = (Path("runs") / f"{name}{suffix}.thk" for suffix in ("", *(f"-{number}" for number in range(2, 100))))
     return next((place for place in places if not place.exists()), Path("runs") / f"{name}.thk")
-

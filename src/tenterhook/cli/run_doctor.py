@@ -82,7 +82,9 @@ def report() -> Report:
             "format": f"recordings {FORMAT_VERSION}",
         },
         limits=_limits(frameworks),
-        environment={name: os.environ[name] for name in sorted(os.environ) if name in VARIABLES or name.startswith(PREFIXES)},
+        environment={
+            name: os.environ[name] for name in sorted(os.environ) if name in VARIABLES or name.startswith(PREFIXES)
+        },
         recordings=[(str(path), _state(path)) for path in newest()[:_RECENT]],
     )
 
@@ -133,7 +135,9 @@ def _limits(frameworks: dict[str, str | None]) -> list[str]:
         limits.append("neither torch nor mindspore is installed here: recordings can be read, none can be made")
     if sys.platform == "win32":
         limits.append("on Windows a recording of a process that is ended from outside is not closed")
-    limits.append("processes that a script starts itself (torchrun, spawned workers) are not recorded by its own recorder")
+    limits.append(
+        "processes that a script starts itself (torchrun, spawned workers) are not recorded by its own recorder"
+    )
     return limits
 
 
@@ -154,7 +158,11 @@ def _print(found: Report) -> None:
         ("packages", [(name, number or "MISSING") for name, number in found.versions.items()]),
         ("cannot be hooked here", [("-", text) for text in found.limits]),
         ("environment", list(found.environment.items()) or [("-", "none of the variables that matter is set")]),
-        ("newest recordings", [(f"@{place} {path}", state) for place, (path, state) in enumerate(found.recordings)] or [("-", "none here or in ./runs")]),
+        (
+            "newest recordings",
+            [(f"@{place} {path}", state) for place, (path, state) in enumerate(found.recordings)]
+            or [("-", "none here or in ./runs")],
+        ),
     ]
     for title, rows in sections:
         if title:

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from tenterhook.cli import script
 from tenterhook.cli.console import stderr_console
-from tenterhook.script_recorder import ScriptRecorder
 from tenterhook.reporters.summary import print_header, print_summary, print_trouble, why_empty
+from tenterhook.script_recorder import ScriptRecorder
 
 __all__ = ["Terminated", "run"]
 
@@ -74,7 +74,9 @@ class _Close:
             return 0
         self.done = True
         summary = self.close(error)
-        with contextlib.suppress(OSError, ValueError):  # closed or broken: the interpreter reports that itself at the end
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # closed or broken: the interpreter reports that itself at the end
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
             (print_trouble if self.quiet else print_summary)(self.console, summary)

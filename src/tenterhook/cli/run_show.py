@@ -21,7 +21,14 @@ _EMPTY = 4
 
 
 def run(
-    *, recording: str, form: str | None, step: int | None, sites: Sequence[str], rank: int | None, limit: int, as_json: bool
+    *,
+    recording: str,
+    form: str | None,
+    step: int | None,
+    sites: Sequence[str],
+    rank: int | None,
+    limit: int,
+    as_json: bool,
 ) -> int:
     """Show a recording.
 

@@ -19,7 +19,9 @@ __all__ = ["command"]
     type=click.Choice(["tree", "order", "table"]),
     help="Nested calls; or one list in the order of execution; or every value with its statistics.  [default: tree]",
 )
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="The step to show.  [default: the first recorded]")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="The step to show.  [default: the first recorded]"
+)
 @click.option(
     "--site",
     "sites",
@@ -27,8 +29,17 @@ __all__ = ["command"]
     metavar="PATTERN",
     help="Only these modules, in all steps: 'features.*', 'type:Conv2d', 'fc:grad_output'; repeatable.",
 )
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]")
-@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, metavar="N", help="Most lines in a section, 0 for all.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]"
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most lines in a section, 0 for all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @verbose_option
 def command(**options: Any) -> Work:

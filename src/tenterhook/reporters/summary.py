@@ -87,7 +87,12 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         rows.append(("why", "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
-    rows.append(("cost", f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}"))
+    rows.append(
+        (
+            "cost",
+            f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
+        )
+    )
     if not empty:
         rows.append(("next", f"tenterhook show {summary.path}"))
     facts(console, verdict, state, style, rows)

@@ -94,7 +94,9 @@ def _print_verdict(console: Console, page: Page) -> None:
     rows: list[tuple[str, str]] = []
     if not manifest.complete:
         state, style = "UNFINISHED", "bold yellow"
-        rows.append(("why", "it was never closed: the run was killed, or goes on; what had been written by then is here"))
+        rows.append(
+            ("why", "it was never closed: the run was killed, or goes on; what had been written by then is here")
+        )
     elif manifest.partial:
         state, style = "PARTIAL", "bold yellow"
         rows.append(("why", manifest.partial))
@@ -189,7 +191,9 @@ class _Column:
     style: str = ""
 
 
-def _print_table(console: Console, rows: Sequence[Row], columns: list[_Column], limit: int, *, values: bool = False) -> None:
+def _print_table(
+    console: Console, rows: Sequence[Row], columns: list[_Column], limit: int, *, values: bool = False
+) -> None:
     lines = _lines(rows, every=values)
     shown = lines[:limit] if limit else lines
     marked = any(_mark(line) for line in shown)
@@ -210,7 +214,10 @@ def _print_table(console: Console, rows: Sequence[Row], columns: list[_Column], 
         table.add_row(*cells, *([_mark(line)] if marked else []), style=None if line.first else "dim")
     console.print(table)
     if len(shown) < len(lines):
-        console.print(Text(f"  ... and {plural(len(lines) - len(shown), 'more line')}: --limit 0 shows all", style="dim"), soft_wrap=True)
+        console.print(
+            Text(f"  ... and {plural(len(lines) - len(shown), 'more line')}: --limit 0 shows all", style="dim"),
+            soft_wrap=True,
+        )
 
 
 def _lines(rows: Sequence[Row], *, every: bool) -> list[_Line]:
@@ -352,7 +359,9 @@ def _guides(rows: Sequence[Row]) -> dict[int, _Guide]:
         bars = "".join("│ " if level in open_levels else "  " for level in range(1, depth))
         more = depth in open_levels
         guides[row.seq] = _Guide(
-            bars + (("├ " if more else "└ ") if depth else ""), bars + (("│ " if more else "  ") if depth else ""), label
+            bars + (("├ " if more else "└ ") if depth else ""),
+            bars + (("│ " if more else "  ") if depth else ""),
+            label,
         )
     return guides
 
@@ -372,7 +381,9 @@ def _print_more(console: Console, page: Page) -> None:
     others = len(page.steps) - 1
     lines = []
     if page.step is not None and others > 0:
-        lines.append(f"{plural(others, 'more step')} recorded, {page.steps[0]} to {page.steps[-1]}: tenterhook show {page.name} --step N")
+        lines.append(
+            f"{plural(others, 'more step')} recorded, {page.steps[0]} to {page.steps[-1]}: tenterhook show {page.name} --step N"
+        )
     if len(page.ranks) > 1:
         lines.append(f"{len(page.ranks)} ranks recorded, {page.ranks[0]} to {page.ranks[-1]}: --rank N")
     if lines:
