@@ -116,7 +116,7 @@ def main() -> None:
     # Print the gradient of a tensor, change it, take the hook off again.
     x = torch.tensor([1.0], requires_grad=True)
     y = x**2
-    with th.register_tensor_hook(y, lambda grad: print("gradient of y:", grad.item()) or grad * 10):
+    with th.hooks(net).tensor(y, lambda grad: print("gradient of y:", grad.item()) or grad * 10):
         y.exp().sqrt().mean().backward()
     print("gradient of x, ten times what it was:", x.grad)
 

@@ -61,7 +61,6 @@ class Capture:
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.closed = False
-        self.active = True  # False on steps that are not sampled
         self.hook_ns = 0
         self.calls_recorded = 0
         self.values_recorded = 0
@@ -80,6 +79,15 @@ class Capture:
         return ValueBlock(
             _BLOCK_ROWS, sketch=self.options.statistics and self.options.sketch, digest=self.options.statistics
         )
+
+    @property
+    def active(self) -> bool:
+        """Whether calls are followed; not on steps that are not sampled."""
+        return self.tracker.follows_calls
+
+    @active.setter
+    def active(self, value: bool) -> None:
+        self.tracker.follows_calls = value
 
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:

@@ -141,6 +141,7 @@ class Tracker:
     def __init__(self, backend: Backend, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None]) -> None:
         self._backend = backend
         self._in_backward = backend.in_backward
+        self._tracks_gradients = backend.tracks_gradients
         self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
@@ -150,6 +151,8 @@ class Tracker:
         self._roots_run: set[Watched] = set()
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
         self._calls_in_step = False
+        self._ended_by = 0  # id of the optimizer that ended the last step
+        self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
         self.step = 0
 
     @property
@@ -177,16 +180,13 @@ class Tracker:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        if not stack:
-            self._begin_outermost(watched, thread)
         parent = stack[-1] if stack else None
+        step = self._begin_outermost(watched, thread) if parent is None else parent.step
         if parent is not None and not parent.recorded:
             parent = parent.parent
-        call = LiveCall(
-            watched, parent, next(self._sequence), self.step, thread, time.perf_counter_ns() - self._origin_ns
-        )
-        if watched.step != self.step:
-            watched.step = self.step
+        call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
+        if watched.step != step:
+            watched.step = step
             watched.numbers = {}
             watched.step_calls = []
             watched.recomputed = 0
@@ -225,10 +225,13 @@ class Tracker:
                 yield stack.pop()
 
     # --- steps -----------------------------------------------------------------------------------------------------
-    def _begin_outermost(self, watched: Watched, thread: int) -> None:
+    def _begin_outermost(self, watched: Watched, thread: int) -> int:
+        """Decide which step an outermost call belongs to."""
+        if self._steps_by == "optimizer" and self.step and not self._calls_in_step and not self._tracks_gradients():
+            return self.step - 1  # evaluation between training steps goes with the step that has just ended
         if not watched.is_root or thread != self._home_thread or self._in_backward():
             self._begin_step()
-            return
+            return self.step
         if watched in self._roots_run:
             if self._steps_by is None:
                 model = watched.ref()
@@ -238,6 +241,7 @@ class Tracker:
                 self.end_step()
         self._begin_step()
         self._roots_run.add(watched)
+        return self.step
 
     def _begin_step(self) -> None:
         if not self._calls_in_step:
@@ -246,8 +250,12 @@ class Tracker:
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
-        if self._steps_by != "user" and self._calls_in_step:
+        if self._steps_by == "user":
+            return
+        # Of several optimizers that step together the first ends the step; where calls are not followed, that very one does.
+        if self._calls_in_step or (not self.follows_calls and id(optimizer) == self._ended_by):
             self._steps_by = "optimizer"
+            self._ended_by = id(optimizer)
             self.end_step()
 
     def user_stepped(self) -> None:

@@ -173,6 +173,10 @@ class Backend(Protocol):
         """Whether a gradient is being tracked for this tensor now."""
         ...
 
+    def tracks_gradients(self) -> bool:
+        """Whether what runs now is being tracked for a backward pass."""
+        ...
+
     def in_checkpoint(self) -> bool:
         """Whether this forward runs in a checkpointed region, so that it will run again in the backward pass."""
         ...

@@ -242,6 +242,9 @@ class TorchBackend:
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
+    def tracks_gradients(self) -> bool:
+        return torch.is_grad_enabled()
+
     def in_checkpoint(self) -> bool:
         return models.in_checkpoint()
 

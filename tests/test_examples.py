@@ -1,0 +1,78 @@
+"""The examples run, and say what they promise to say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+pytest.importorskip("torch")
+
+MODULES = ["(root)", "conv1", "conv2", "dropout1", "fc1", "dropout2", "fc2"]
+BACKWARD = ["(root)", "fc2", "dropout2", "fc1", "dropout1", "conv2", "conv1"]
+
+
+def _run(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_alexnet_shows_inputs_outputs_and_gradients_of_chosen_layers(tmp_path: Path) -> None:
+    lines = _run(str(EXAMPLES / "alexnet_hooks.py"), cwd=tmp_path).splitlines()
+    assert lines[:3] == [
+        "features.11  in (2, 256, 13, 13)  out (2, 256, 13, 13)  gradient (2, 256, 13, 13)",
+        "features.12  in (2, 256, 13, 13)  out (2, 256, 6, 6)  gradient (2, 256, 6, 6)",
+        "features     in (2, 3, 224, 224)  out (2, 256, 6, 6)  gradient (2, 256, 6, 6)",
+    ]
+    assert lines[3].endswith("True") and lines[4].endswith("True")
+    assert lines[5] == "gradients came in the order ['features', 'features.12', 'features.11']"
+    assert lines[6] == "the monitor saw [(2, 256, 13, 13), (2, 256, 6, 6), (2, 256, 6, 6)]"
+    assert lines[7].endswith("True")
+    assert lines[8].startswith("gradient of y: 0.8243")  # d sqrt(exp(y)) / dy at 1
+    assert lines[9] == "gradient of x, ten times what it was: tensor([16.4872])"
+
+
+def test_mnist_runs_in_the_order_of_its_layers_and_back(tmp_path: Path) -> None:
+    lines = _run(str(EXAMPLES / "mnist_order.py"), cwd=tmp_path).splitlines()
+    order = [re.match(r"\[(\w+)\] (\S+)", line).groups() for line in lines[:-1]]  # type: ignore[union-attr]
+    assert order == [*(("forward", name) for name in MODULES), *(("backward", name) for name in BACKWARD)]
+    assert lines[-1] == "... and the same in each of 3 steps"
+
+
+def test_mnist_order_in_the_log_file_of_an_unmodified_script(tmp_path: Path) -> None:
+    log = tmp_path / "order.log"
+    options = ["--to", "mnist.thk", "--log", str(log), "-q"]
+    out = _run("-m", "tenterhook", "record", *options, str(EXAMPLES / "mnist_order.py"), "--plain", cwd=tmp_path)
+    assert out == ""
+    events = [line.split() for line in log.read_text().splitlines()]
+    for step in range(3):
+        mine = [event for event in events if event[1] == str(step)]
+        starts = [event[4] for event in mine if event[3] == "start"]
+        gradients = [event[4] for event in mine if event[2] == "backward"]
+        assert starts == [f"Net/{name}#0" for name in MODULES]
+        assert gradients == [f"Net/{name}:grad_output#0" for name in BACKWARD]
+
+
+def test_digits_is_recorded_as_it_stands(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "digits.py")
+    bare = _run(script, "--epochs", "1", cwd=tmp_path)
+    recorded = _run("-m", "tenterhook", "record", "--to", "digits.thk", script, "--epochs", "1", cwd=tmp_path)
+    assert recorded == bare
+    shown = _run("-m", "tenterhook", "show", "digits.thk", cwd=tmp_path)
+    assert "23 steps" in shown and "all finite" in shown and "complete" in shown
+    for name in ("features Sequential", "1 ReLU", "dropout Dropout", "NLLLoss/(root)"):
+        assert name in shown
