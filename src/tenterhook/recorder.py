@@ -191,7 +191,10 @@ class Recorder:
         if self._paused or not self._sampling.wants(self._capture.tracker.step):
             self._capture.active = False
             follow_root = not self._paused and self._capture.tracker.needs_root
-            self._capture.detach(but=self._watched[0] if follow_root else None)
+            root = self._watched[0]
+            self._capture.detach(but=root if follow_root else None)
+            if follow_root:
+                self._capture.attach(root)
             if self._parameters is not None:
                 self._parameters.pause()
         else:
