@@ -91,6 +91,7 @@ def test_every_and_steps_choose_what_is_recorded() -> None:
     with th.record(net, steps="1:3,5") as rec:
         _train(net, optimizer, 7)
     assert _calls(rec) == [(1, 0), (2, 0), (5, 0)]
+    net = nn.Sequential(nn.Linear(3, 1))
     with th.record(net, steps=[2]) as rec:  # the steps are counted also where no optimizer tells them
         for _ in range(4):
             net(torch.ones(2, 3))
