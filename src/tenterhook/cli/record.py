@@ -96,7 +96,7 @@ class _RecordCommand(click.Command):
 @verbose_option
 @click.pass_context
 def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
-    """Run a training script and record what happens in its models.
+    r"""Run a training script and record what happens in its models.
 
     The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
     standard error.
@@ -137,7 +137,7 @@ def _check_module(name: str) -> None:
         raise click.UsageError(f"-m needs the name of a module, not {name!r}")
     if name.endswith(".py") and Path(name).is_file():
         raise click.UsageError(f"{name!r} is a script, not a module\nleave out -m: tenterhook record {name}")
-    sys.path.insert(0, os.getcwd())  # where python -m looks first
+    sys.path.insert(0, str(Path.cwd()))  # where python -m looks first
     try:
         spec = importlib.util.find_spec(top)  # the top only: to look deeper would import it
     finally:
