@@ -96,7 +96,7 @@ class _RecordCommand(click.Command):
 @verbose_option
 @click.pass_context
 def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
-    r"""Run a training script and record what happens in its models.
+    """Run a training script and record what happens in its models.
 
     The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
     standard error.
@@ -104,7 +104,7 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     \b
     tenterhook record train.py --lr 3e-4
     tenterhook record --select 'encoder.**' --every 50 -m package.train
-    """
+    """  # noqa: D301 - click's mark for lines that are not to be filled
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
     if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
