@@ -218,7 +218,14 @@ def run_recorded(
 
 def _run(folder: Path, command: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, input=stdin, capture_output=True, encoding="utf-8", env=environment(), timeout=120
+        command,
+        cwd=folder,
+        input=stdin,
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        env=environment(),
+        timeout=120,
     )
 
 

@@ -92,7 +92,7 @@ def _manifest(**fields: Any) -> Manifest:
 
 
 def _one_step(writer: _Writer, step: int, *, bad: bool) -> None:
-    wrong = {"nan_count": 3, "posinf_count": 1, "neginf_count": 1} if bad else {}
+    wrong: dict[str, Any] = {"nan_count": 3, "posinf_count": 1, "neginf_count": 1} if bad else {}
     writer.add(step, "", 0, mean=-0.0123, std=0.8117, absmax=3.4142, min=-3.4142, max=2.5)
     writer.add(step, "features", 1, zero_count=3)
     writer.add(step, "features.0", 2, mean=1.5e-5, std=12345.6789, absmax=97000.0, **wrong)

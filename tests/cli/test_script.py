@@ -146,5 +146,6 @@ def _without_addresses(text: str) -> str:
 
 def start(folder: Path, args: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tenterhook", "record", *args]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, text=True, env=environment(), **pipes)
+    return subprocess.Popen(
+        command, cwd=folder, text=True, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )

@@ -104,7 +104,7 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     \b
     tenterhook record train.py --lr 3e-4
     tenterhook record --select 'encoder.**' --every 50 -m package.train
-    """
+    """  # noqa: D301 - click's mark for lines that are not to be filled
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
     if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
@@ -137,7 +137,7 @@ def _check_module(name: str) -> None:
         raise click.UsageError(f"-m needs the name of a module, not {name!r}")
     if name.endswith(".py") and Path(name).is_file():
         raise click.UsageError(f"{name!r} is a script, not a module\nleave out -m: tenterhook record {name}")
-    sys.path.insert(0, os.getcwd())  # where python -m looks first
+    sys.path.insert(0, str(Path.cwd()))  # where python -m looks first
     try:
         spec = importlib.util.find_spec(top)  # the top only: to look deeper would import it
     finally:

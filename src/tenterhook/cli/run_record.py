@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tenterhook.script_recorder import ScriptRecorder
 __all__ = ["Terminated", "run"]
 
 _NOTHING = 4
+_FAULT = 70
 
 
 class Terminated(BaseException):
@@ -42,9 +42,8 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
         TargetError: the directory is there already, or cannot be written; the script has not started.
         SelectionError: the selection is malformed; the script has not started.
     """
-    started = time.monotonic()
     session = ScriptRecorder(to=to, argv=target.argv, **options)
-    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), started=started)
+    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid())
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
     session.start()
@@ -65,7 +64,6 @@ class _Close:
     to: Path
     quiet: bool
     owner: int
-    started: float
     done: bool = False
 
     def __call__(self, error: BaseException | None) -> int:
@@ -73,13 +71,24 @@ class _Close:
         if self.done or os.getpid() != self.owner:  # a forked child that runs on to the end of the script
             return 0
         self.done = True
-        summary = self.close(error)
+        try:
+            summary = self.close(error)
+        except Exception as fault:  # a fault of ours must not take the place of how the script ended
+            self.console.print(
+                f"tenterhook: the recording {self.to} was not finished, by a fault in tenterhook itself: "
+                f"{type(fault).__name__}: {fault}\n  please report it with the output of 'tenterhook doctor'",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
+            return _FAULT
         with contextlib.suppress(
             OSError, ValueError
         ):  # closed or broken: the interpreter reports that itself at the end
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
-            (print_trouble if self.quiet else print_summary)(self.console, summary)
+            if self.quiet:
+                print_trouble(self.console, summary, self.to)
+            else:
+                print_summary(self.console, summary, self.to)
         return _NOTHING if why_empty(summary) else 0
 
 

@@ -8,6 +8,9 @@ What stays visible, since the interpreter is already running: modules that tente
 that walks its whole call stack (``inspect.stack()``) meets three frames of ours at the bottom.
 """
 
+# Paths are put together as the interpreter does it, letter for letter; pathlib would tidy them.
+# ruff: noqa: PTH100, PTH109, PTH112, PTH118, PTH120
+
 from __future__ import annotations
 
 import builtins
@@ -187,7 +190,7 @@ def _new_main() -> types.ModuleType:
     _kept.append(sys.modules["__main__"])
     main = types.ModuleType("__main__")
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__dict__["__annotations__"] = {}  # noqa: RUF063 - put in, not looked up
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     return main

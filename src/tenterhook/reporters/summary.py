@@ -70,8 +70,14 @@ def print_header(console: Console, to: Path, *, select: Sequence[str] | None, ev
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RunSummary) -> None:
-    """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next."""
+def print_summary(console: Console, summary: RunSummary, to: Path) -> None:
+    """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
+
+    Args:
+        console: where to.
+        summary: how it went.
+        to: the recording's directory as it was named.
+    """
     console.print(Rule("tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
     if empty:
@@ -94,7 +100,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         )
     )
     if not empty:
-        rows.append(("next", f"tenterhook show {summary.path}"))
+        rows.append(("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
 
 
@@ -107,13 +113,13 @@ def why_empty(summary: RunSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RunSummary) -> None:
+def print_trouble(console: Console, summary: RunSummary, to: Path) -> None:
     """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
     if empty:
         console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
     if summary.partial:
-        console.print(Text(f"tenterhook: {summary.path} is partial: {summary.partial}"), soft_wrap=True)
+        console.print(Text(f"tenterhook: {to} is partial: {summary.partial}"), soft_wrap=True)
 
 
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:

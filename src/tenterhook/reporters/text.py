@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tenterhook.address import ROOT
-from tenterhook.analysis.overview import Overview, Row, Seen
+from tenterhook.analysis.overview import Overview, Row
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
-from tenterhook.reporters.numbers import number, plural, shape, share, span
+from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, aligned
+from tenterhook.reporters.guides import draw_guides
+from tenterhook.reporters.numbers import plural, share, span
 from tenterhook.reporters.summary import covered, facts
 
 __all__ = ["FORMS", "Page", "print_page"]
@@ -22,7 +23,6 @@ FORMS = ("tree", "order", "table")
 """``tree``: calls nested, a section for each direction. ``order``: one list in the order of execution. ``table``: every value with
 all its statistics."""
 
-_NAME = 16
 _REPEATS = 3
 _TITLES = {"forward": "forward", "backward": "backward", "recompute": "recomputed by checkpointing", None: "parameters"}
 _MAIN = {"forward": ("output", "input"), "recompute": ("output", "input"), "backward": ("grad_output", "grad_input")}
@@ -69,11 +69,11 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
     if form == "table":
         console.print()
         console.print(_heading(page, "every value"))
-        _print_table(console, page.rows, _value_columns(console.width, page), limit, values=True)
+        _print_table(console, page.rows, _value_columns(page), limit, every=True)
     elif form == "order":
         console.print()
         console.print(_heading(page, "in order of execution"))
-        _print_table(console, page.rows, _order_columns(console.width, page), limit)
+        _print_table(console, page.rows, _order_columns(page), limit)
     else:
         for phase in (*_MAIN, None):
             rows = [row for row in page.rows if row.phase == phase]
@@ -81,7 +81,7 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
                 console.print()
                 console.print(_heading(page, _TITLES[phase]))
                 shown, folded = _fold(rows) if not page.sites else (rows, [])
-                _print_table(console, shown, _tree_columns(console.width, page, shown), limit)
+                _print_table(console, shown, _tree_columns(page, shown), limit)
                 for line in [*folded, *_never_came(shown)]:
                     console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
     _print_more(console, page)
@@ -126,10 +126,15 @@ def _run(manifest: Manifest) -> str:
         parts.append(manifest.started[:16].replace("T", " "))
     if manifest.cost.wall_seconds:
         parts.append(span(manifest.cost.wall_seconds))
-        parts.append(share(manifest.cost.hook_seconds / manifest.cost.wall_seconds) + " in our hooks")
+        parts.append(_cost(manifest))
     if manifest.note:
         parts.append(f"note: {manifest.note}")
     return "; ".join(parts) or "nothing is known of the run"
+
+
+def _cost(manifest: Manifest) -> str:
+    ours, wall = manifest.cost.hook_seconds, manifest.cost.wall_seconds
+    return f"{share(ours / max(wall - ours, 1e-9))} in our hooks"
 
 
 def _cover(coverage: Coverage) -> str:
@@ -173,208 +178,83 @@ def _never_came(rows: Sequence[Row]) -> list[str]:
     return [f"- {reason} ({plural(amount, 'value')})" for reason, amount in reasons.items()]
 
 
-@dataclass(frozen=True)
-class _Line:
-    """One line of a table: a call with one of its values, or a further value of the call above."""
-
-    row: Row
-    value: Seen | None
-    first: bool
-    name: str
-
-
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    cell: Callable[[_Line], str]
-    right: bool = False
-    style: str = ""
-
-
 def _print_table(
-    console: Console, rows: Sequence[Row], columns: list[_Column], limit: int, *, values: bool = False
+    console: Console, rows: Sequence[Row], columns: Sequence[Column], limit: int, *, every: bool = False
 ) -> None:
-    lines = _lines(rows, every=values)
+    lines = _lines(rows, every=every)
     shown = lines[:limit] if limit else lines
-    marked = any(_mark(line) for line in shown)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
-    for column in columns:
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            style=column.style,
-            min_width=_NAME if column.title in ("module", "site") else None,
-        )
-    if marked:
-        table.add_column("", no_wrap=True, style="bold red", min_width=max(len(_mark(line)) for line in shown))
-    for line in shown:
-        cells = [Text(column.cell(line)) for column in columns]
-        table.add_row(*cells, *([_mark(line)] if marked else []), style=None if line.first else "dim")
-    console.print(table)
+    console.print(aligned(shown, columns, console.width))
     if len(shown) < len(lines):
-        console.print(
-            Text(f"  ... and {plural(len(lines) - len(shown), 'more line')}: --limit 0 shows all", style="dim"),
-            soft_wrap=True,
-        )
+        left = plural(len(lines) - len(shown), "more line")
+        console.print(Text(f"  ... and {left}: --limit 0 shows all", style="dim"), soft_wrap=True)
 
 
-def _lines(rows: Sequence[Row], *, every: bool) -> list[_Line]:
-    lines: list[_Line] = []
+def _lines(rows: Sequence[Row], *, every: bool) -> list[Line]:
+    lines: list[Line] = []
     for row in rows:
         wanted = row.values
         if not every and row.phase is not None:
             main = next((kind for kind in _MAIN[row.phase] if any(seen.kind == kind for seen in row.values)), None)
             wanted = [seen for seen in row.values if seen.kind == main] if main else row.values
-        name = row.path or ROOT
         if not wanted:
-            lines.append(_Line(row, None, True, name))
-        lines.extend(_Line(row, seen, number_ == 0, name) for number_, seen in enumerate(wanted))
+            lines.append(Line(row, None, first=True))
+        lines.extend(Line(row, seen, first=place == 0) for place, seen in enumerate(wanted))
     return lines
 
 
-def _tree_columns(width: int, page: Page, rows: Sequence[Row]) -> list[_Column]:
-    guides = _guides(rows)
+def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
+    guides = draw_guides(rows)
     several = len(page.overview.models) > 1
 
-    def name(line: _Line) -> str:
+    def name(line: Line) -> str:
+        row, guide = line.row, guides[line.row.seq]
+        if not line.first:
+            return f"{guide.continued}  {line.slot}"
+        label, kind = guide.label, f" {row.type}"
+        if several and row.depth == 0:
+            label = f"{row.model}/{label}" if row.path else row.model
+            if not row.path and row.type == row.model.partition("-")[0]:
+                kind = ""
+        return f"{guide.prefix}{label}{_which(row, page)}{kind} {line.slot}".rstrip()
+
+    return [Column("module", name, name=True), *STATISTICS_COLUMNS]
+
+
+def _order_columns(page: Page) -> list[Column]:
+    arrows = {"forward": "->", "backward": "<-", "recompute": "=>"}
+
+    def name(line: Line) -> str:
         row = line.row
         if not line.first:
-            return f"{guides[row.seq].continued}  {line.value.slot if line.value else ''}"
-        label = guides[row.seq].label
-        if several and row.depth == 0:
-            label = f"{row.model}/{label}"
-        call = f"#{row.call}" if row.call else ""
-        step = f"@{row.step}" if page.step is None else ""
-        slot = f" {line.value.slot}" if line.value and line.value.slot and row.phase else ""
-        return f"{guides[row.seq].prefix}{label}{call}{step} {row.type}{slot}".rstrip()
+            return f"  {line.slot}"
+        model = f"{row.model}/" if len(page.overview.models) > 1 else ""
+        return f"{model}{row.path or ROOT}{_which(row, page)} {line.slot}".rstrip()
 
-    return [_Column("module", name), *_statistics(width)]
-
-
-def _order_columns(width: int, page: Page) -> list[_Column]:
-    def name(line: _Line) -> str:
-        return _full_name(line, page) if line.first else f"  {line.value.slot if line.value else ''}"
-
-    arrows = {"forward": "->", "backward": "<-", "recompute": "=>"}
     return [
-        _Column("", lambda line: arrows.get(line.row.phase, "") if line.first else "", style="cyan"),
-        _Column("module", name),
-        *([_Column("type", lambda line: line.row.type if line.first else "", style="dim")] if width >= 100 else []),
-        *_statistics(width - (16 if width >= 100 else 0)),
+        Column("", lambda line: arrows.get(line.row.phase or "", "") if line.first else "", style="cyan"),
+        Column("module", name, name=True),
+        Column("type", lambda line: line.row.type if line.first else "", style="dim", optional=4),
+        *STATISTICS_COLUMNS,
     ]
 
 
-def _value_columns(width: int, page: Page) -> list[_Column]:
-    def name(line: _Line) -> str:
-        value = line.value
-        kind = f":{value.kind}{value.slot if value.slot[:1] in ('', '.', '[') else '.' + value.slot}" if value else ""
-        return f"{line.row.path or ROOT}{kind}{f'#{line.row.call}' if line.row.call else ''}" + (
-            f"@{line.row.step}" if page.step is None else ""
-        )
+def _value_columns(page: Page) -> list[Column]:
+    several = len(page.overview.models) > 1
 
-    return [_Column("site", name), *_statistics(width)]
+    def name(line: Line) -> str:
+        row, value = line.row, line.value
+        model = f"{row.model}/" if several else ""
+        if value is None:
+            return f"{model}{row.path or ROOT}{_which(row, page)}"
+        slot = value.slot if value.slot[:1] in ("", ".", "[") else f".{value.slot}"
+        return f"{model}{row.path or ROOT}:{value.kind}{slot}{_which(row, page)}"
+
+    return [Column("site", name, name=True), *STATISTICS_COLUMNS]
 
 
-def _full_name(line: _Line, page: Page) -> str:
-    row = line.row
-    model = f"{row.model}/" if len(page.overview.models) > 1 else ""
+def _which(row: Row, page: Page) -> str:
     call = f"#{row.call}" if row.call else ""
-    step = f"@{row.step}" if page.step is None else ""
-    slot = f" {line.value.slot}" if line.value and line.value.slot and row.phase else ""
-    return f"{model}{row.path or ROOT}{call}{step}{slot}"
-
-
-def _statistics(width: int) -> list[_Column]:
-    def statistic(name: str, title: str | None = None) -> _Column:
-        return _Column(title or name, lambda line: _number(line, name), right=True)
-
-    columns = [_Column("shape", lambda line: shape(line.value.shape) if line.value else "", right=True, style="green")]
-    if width >= 110:
-        columns.append(_Column("dtype", lambda line: (line.value.dtype or "") if line.value else "", style="green"))
-    columns += [statistic("mean"), statistic("std")]
-    if width >= 100:
-        columns += [statistic("min"), statistic("max")]
-    columns.append(statistic("absmax", "|max|"))
-    if width >= 90:
-        columns.append(_Column("zeros", _zeros, right=True))
-    if width >= 110:
-        columns.append(_Column("ms", _milliseconds, right=True, style="dim"))
-    return columns
-
-
-def _number(line: _Line, name: str) -> str:
-    if line.value is None:
-        return ""
-    return number(line.value.statistics.get(name))
-
-
-def _zeros(line: _Line) -> str:
-    if line.value is None:
-        return ""
-    zeros, total = line.value.statistics.get("zero_count"), line.value.statistics.get("numel")
-    if zeros is None or not total:
-        return "-"
-    if zeros == 0:
-        return "0"
-    part = zeros / total
-    return "<1 %" if part < 0.01 else ">99 %" if 0.99 < part < 1 else f"{100 * part:.0f} %"
-
-
-def _milliseconds(line: _Line) -> str:
-    return number(line.row.duration_ns / 1e6) if line.first and line.row.duration_ns is not None else ""
-
-
-def _mark(line: _Line) -> str:
-    if line.first and line.row.error:
-        return "! raised"
-    if line.value is None:
-        return ""
-    found = line.value.nonfinite
-    infinite = found.get("+inf", 0) + found.get("-inf", 0)
-    parts = [f"{amount:,} {word}" for word, amount in (("nan", found.get("nan", 0)), ("inf", infinite)) if amount]
-    return f"! {', '.join(parts)}" if parts else ""
-
-
-@dataclass(frozen=True)
-class _Guide:
-    prefix: str
-    continued: str
-    label: str
-
-
-def _guides(rows: Sequence[Row]) -> dict[int, _Guide]:
-    """Draw the lines of the tree, and shorten each name by that of the call around it."""
-    guides: dict[int, _Guide] = {}
-    around: list[str] = []
-    for row, open_levels in zip(rows, _open_levels(rows), strict=True):
-        depth = min(row.depth, len(around))
-        del around[depth:]
-        parent = around[-1] if around else None
-        label = row.path or ROOT
-        if parent and label.startswith(parent + "."):
-            label = label[len(parent) + 1 :]
-        around.append(row.path)
-        bars = "".join("│ " if level in open_levels else "  " for level in range(1, depth))
-        more = depth in open_levels
-        guides[row.seq] = _Guide(
-            bars + (("├ " if more else "└ ") if depth else ""),
-            bars + (("│ " if more else "  ") if depth else ""),
-            label,
-        )
-    return guides
-
-
-def _open_levels(rows: Sequence[Row]) -> list[frozenset[int]]:
-    """Say for each row at which levels, its own included, more siblings follow."""
-    found: list[frozenset[int]] = []
-    below: frozenset[int] = frozenset()
-    for row in reversed(rows):
-        mine = frozenset(level for level in below if level <= row.depth)
-        found.append(mine)
-        below = mine | {row.depth}
-    return found[::-1]
+    return call if page.step is not None else f"{call}@{row.step}"
 
 
 def _print_more(console: Console, page: Page) -> None:
