@@ -31,10 +31,6 @@ def test_import_loads_no_framework() -> None:
     assert loaded.isdisjoint({"torch", "mindspore"})
 
 
-def test_import_is_quick() -> None:
-    assert loaded_after("import tenterhook").isdisjoint({"numpy", "pyarrow", "duckdb", "rich", "click"})
-
-
 def test_reading_loads_no_framework() -> None:
     loaded = loaded_after("import tenterhook.cli, tenterhook.reporters, tenterhook.analysis, tenterhook.recording")
     assert loaded.isdisjoint({"torch", "mindspore"})
@@ -59,15 +55,8 @@ def test_public_names_are_sorted_and_complete() -> None:
     listed = tenterhook.__all__
     assert listed == sorted(listed)
     assert all(hasattr(tenterhook, name) for name in listed)
-    assert set(listed) <= set(dir(tenterhook))
-    assert not hasattr(tenterhook, "no_such_name")
     modules = {name.split(".")[1] for name in MODULES}
-    public = {name for name in vars(tenterhook) if not name.startswith("_")} - {
-        "annotations",
-        "Any",
-        "TYPE_CHECKING",
-        "import_module",
-    }
+    public = {name for name in vars(tenterhook) if not name.startswith("_")} - {"annotations"}
     assert public - modules == {name for name in listed if not name.startswith("_")} - modules
 
 
