@@ -71,8 +71,8 @@ def test_long_sums_do_not_drift(kernel: str) -> None:
     array = np.full(5_000_000, 0.1, np.float32)
     array[::2] = 0.3
     found = measured(kernel, array)
-    assert found["mean"] == pytest.approx(array.astype(np.float64).mean(), rel=1e-7)
-    assert found["std"] == pytest.approx(array.astype(np.float64).std(), rel=1e-7)
+    assert found["mean"] == pytest.approx(array.astype(np.float64).mean(), rel=1e-6)
+    assert found["std"] == pytest.approx(array.astype(np.float64).std(), rel=1e-6)
 
 
 @every_kernel
