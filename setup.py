@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -11,7 +11,7 @@ setup(
         Extension(
             "tenterhook.stats._kernel",
             sources=["src/tenterhook/stats/_kernel.c"],
-            depends=sorted(glob("src/tenterhook/stats/_kernel_*.h")),
+            depends=sorted(map(str, Path("src/tenterhook/stats").glob("_kernel_*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
             extra_compile_args=["-O3", "-std=c11", "-fno-math-errno"],
