@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 setup(
@@ -9,9 +11,10 @@ setup(
         Extension(
             "tenterhook.stats._kernel",
             sources=["src/tenterhook/stats/_kernel.c"],
+            depends=sorted(map(str, Path("src/tenterhook/stats").glob("_kernel_*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
-            extra_compile_args=["-O3", "-std=c11"],
+            extra_compile_args=["-O3", "-std=c11", "-fno-math-errno"],
             optional=True,  # without a compiler the NumPy twin does the same work
         )
     ],

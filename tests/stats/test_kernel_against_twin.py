@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,3 +139,34 @@ def test_flushing_subnormals_in_the_callers_thread_changes_nothing(kernel: str) 
     assert flushed, "the mode must be on while measuring, and still on afterwards"
     np.testing.assert_array_equal(buffer.statistics, expected)
     assert buffer.statistics[0, STATISTICS.index("zero_count")] == 0
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect"), reason="needs mprotect")
+def test_nothing_is_read_outside_the_storage() -> None:
+    """Storage that ends at a page, or begins after one, that must not be touched: a stray read kills the process."""
+    program = """
+import ctypes, mmap
+import numpy as np
+from tenterhook.stats import DTYPE_CODES, KERNELS, RowBuffer
+from tenterhook.stats.layout import DTYPES
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 18 * page)
+base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+assert protect(base, page, 0) == 0 and protect(base + 17 * page, page, 0) == 0
+start, end = base + page, base + 17 * page
+for kernel in KERNELS:
+    buffer = RowBuffer(1, kernel=kernel)
+    for name, code in DTYPE_CODES.items():
+        item = DTYPES[code].itemsize
+        for numel in (1, 3, 17, 63, 64, 65, 100, 2047, 2049, 4000):
+            for address in (start, end - numel * item):
+                assert buffer.measure_flat(0, address, code, numel)
+                assert buffer.measure(0, address, name, (numel, 5), (1, 0))
+            assert buffer.measure(0, end - item, name, (numel,), (-1,))
+            assert buffer.measure(0, end - item, name, (numel, numel), (0, 0))
+print("survived")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("survived", 0), done.stderr

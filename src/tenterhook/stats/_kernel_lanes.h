@@ -4,86 +4,87 @@
  * counters, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the latency of additions.
  */
 
-#define SEGMENT (32 * U * W) /* floats whose sums stay in float32: no lane adds more than 32 of them, then float64 takes over */
+#define SEGMENT (16 * U * W) /* floats whose sums stay in float32: no lane adds more than 16 of them, then float64 takes over */
 
-static TARGET float LN(sample_mean)(const float *x, int n)
+/* Sums x - shift and its square, and finds the rest on the way. `shifted` is a constant wherever this is inlined. */
+static TARGET inline __attribute__((always_inline)) void LN(sums_f32)(const float *x, int n, float shift, int shifted, double *s1, double *s2, Part *out)
 {
-    double sum = 0;
-    if (n < W) {
-        for (int i = 0; i < n; i++) sum += x[i];
-        return (float)(sum / n);
+    VF k = VSET1(shift), low[U], high[U];
+    VI zero[U];
+    for (int u = 0; u < U; u++) low[u] = VSET1(x[0]), high[u] = VSET1(x[0]), zero[u] = VIZERO();
+    int i = 0;
+    while (i + W <= n) {
+        VF a[U], b[U];
+        for (int u = 0; u < U; u++) a[u] = VSET1(0), b[u] = VSET1(0);
+        int end = n - i < SEGMENT ? n : i + SEGMENT;
+        for (; i + U * W <= end; i += U * W) {
+            for (int u = 0; u < U; u++) {
+                VF v = VLOAD(x + i + u * W), d = shifted ? VSUB(v, k) : v;
+                low[u] = VMIN(low[u], v);
+                high[u] = VMAX(high[u], v);
+                zero[u] = VCOUNT0(zero[u], v);
+                a[u] = VADD(a[u], d);
+                b[u] = VFMA(d, d, b[u]);
+            }
+        }
+        for (; i + W <= end; i += W) {
+            VF v = VLOAD(x + i), d = shifted ? VSUB(v, k) : v;
+            low[0] = VMIN(low[0], v);
+            high[0] = VMAX(high[0], v);
+            zero[0] = VCOUNT0(zero[0], v);
+            a[0] = VADD(a[0], d);
+            b[0] = VFMA(d, d, b[0]);
+        }
+        for (int u = 1; u < U; u++) a[0] = VADD(a[0], a[u]), b[0] = VADD(b[0], b[u]);
+        *s1 += VSUM(a[0]);
+        *s2 += VSUM(b[0]);
     }
-    int last = n - W;
-    VF v = VADD(VADD(VLOAD(x), VLOAD(x + last / 3)), VADD(VLOAD(x + last * 2 / 3), VLOAD(x + last)));
-    return (float)(VSUM(v) / (4 * W));
+    for (int u = 1; u < U; u++) {
+        low[0] = VMIN(low[0], low[u]);
+        high[0] = VMAX(high[0], high[u]);
+        zero[0] = VIADD(zero[0], zero[u]);
+    }
+    float least = VLEAST(low[0]), most = VMOST(high[0]);
+    int64_t zeros = VISUM(zero[0]);
+    for (; i < n; i++) {
+        double d = (double)x[i] - shift;
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+        zeros += x[i] == 0;
+        *s1 += d;
+        *s2 += d * d;
+    }
+    *out = (Part){n, 0, 0, least, most, zeros, 0, 0, 0};
 }
 
-/* Statistics of finite float32 values whose squares neither over- nor underflow; 0 where that does not hold. */
-static TARGET int LN(stats_f32)(const float *x, int n, Part *out)
+/* Turns the sums about a shift into mean and m2; 0 where the shift is so far from the mean that m2 would be lost. */
+static inline int LN(finish)(double s1, double s2, double shift, Part *out)
 {
-    float shift = LN(sample_mean)(x, n);
-    if (!(shift >= -FLT_MAX && shift <= FLT_MAX)) shift = 0;
+    double m2 = s2 - s1 * s1 / out->n;
+    out->mean = out->min == out->max ? out->min : shift + s1 / out->n;
+    out->m2 = out->min == out->max || m2 < 0 ? 0 : m2;
+    return out->min == out->max || s1 * s1 <= 4 * out->n * m2;
+}
+
+/* Statistics of finite float32 values whose squares neither over- nor underflow; 0 where that does not hold. The shift is 0
+ * until a chunk's mean lies more than two standard deviations from it, then that mean. */
+static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
+{
     for (int attempt = 0; attempt < 2; attempt++) {
         double s1 = 0, s2 = 0;
-        VF k = VSET1(shift), low[U], high[U];
-        VI zero[U];
-        for (int u = 0; u < U; u++) low[u] = VSET1(x[0]), high[u] = VSET1(x[0]), zero[u] = VIZERO();
-        int i = 0;
-        while (i + W <= n) {
-            VF a[U], b[U];
-            for (int u = 0; u < U; u++) a[u] = VSET1(0), b[u] = VSET1(0);
-            int end = n - i < SEGMENT ? n : i + SEGMENT;
-            for (; i + U * W <= end; i += U * W) {
-                for (int u = 0; u < U; u++) {
-                    VF v = VLOAD(x + i + u * W), d = VSUB(v, k);
-                    low[u] = VMIN(low[u], v);
-                    high[u] = VMAX(high[u], v);
-                    zero[u] = VCOUNT0(zero[u], v);
-                    a[u] = VADD(a[u], d);
-                    b[u] = VFMA(d, d, b[u]);
-                }
-            }
-            for (; i + W <= end; i += W) {
-                VF v = VLOAD(x + i), d = VSUB(v, k);
-                low[0] = VMIN(low[0], v);
-                high[0] = VMAX(high[0], v);
-                zero[0] = VCOUNT0(zero[0], v);
-                a[0] = VADD(a[0], d);
-                b[0] = VFMA(d, d, b[0]);
-            }
-            for (int u = 1; u < U; u++) a[0] = VADD(a[0], a[u]), b[0] = VADD(b[0], b[u]);
-            s1 += VSUM(a[0]);
-            s2 += VSUM(b[0]);
-        }
-        for (int u = 1; u < U; u++) low[0] = VMIN(low[0], low[u]), high[0] = VMAX(high[0], high[u]), zero[0] = VIADD(zero[0], zero[u]);
-        float least = VLEAST(low[0]), most = VMOST(high[0]);
-        int64_t zeros = VISUM(zero[0]);
-        for (; i < n; i++) {
-            double d = (double)x[i] - shift;
-            least = x[i] < least ? x[i] : least;
-            most = x[i] > most ? x[i] : most;
-            zeros += x[i] == 0;
-            s1 += d;
-            s2 += d * d;
-        }
+        if (*shift == 0)
+            LN(sums_f32)(x, n, 0, 0, &s1, &s2, out);
+        else
+            LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out);
         if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
-        double m2 = s2 - s1 * s1 / n;
-        if (least == most) {
-            *out = (Part){n, least, 0, least, most, zeros, 0, 0, 0};
-            return 1;
-        }
-        if (s2 < n * 0x1p-100) return 0;
-        if (s1 * s1 > 4 * n * m2) { /* the shift is far from the mean, so that m2 is a small difference of large numbers */
-            shift = (float)(shift + s1 / n);
-            continue;
-        }
-        *out = (Part){n, shift + s1 / n, m2, least, most, zeros, 0, 0, 0};
-        return 1;
+        if (out->min != out->max && s2 < n * 0x1p-100) return 0;
+        if (LN(finish)(s1, s2, *shift, out)) return 1;
+        *shift = (float)(*shift + s1 / n);
     }
     return 0;
 }
 
-/* The same for float64, without the sample: the first value is the shift. */
+/* The same for float64; the first value is the shift, then the mean. */
 static TARGET int LN(stats_f64)(const double *x, int n, Part *out)
 {
     enum { D = W / 2 };
@@ -115,17 +116,9 @@ static TARGET int LN(stats_f64)(const double *x, int n, Part *out)
             s2 += d * d;
         }
         if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
-        double m2 = s2 - s1 * s1 / n;
-        if (least == most) {
-            *out = (Part){n, least, 0, least, most, zeros, 0, 0, 0};
-            return 1;
-        }
-        if (s1 * s1 > 4 * n * m2) {
-            shift += s1 / n;
-            continue;
-        }
-        *out = (Part){n, shift + s1 / n, m2, least, most, zeros, 0, 0, 0};
-        return 1;
+        *out = (Part){n, 0, 0, least, most, zeros, 0, 0, 0};
+        if (LN(finish)(s1, s2, shift, out)) return 1;
+        shift += s1 / n;
     }
     return 0;
 }

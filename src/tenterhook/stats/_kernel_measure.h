@@ -24,6 +24,7 @@ typedef struct {
     uint8_t raw[CHUNK * 16];
     float f32[CHUNK * 2];
     double f64[CHUNK];
+    float shift; /* of the chunk before */
 } __attribute__((aligned(64))) Scratch;
 
 /* Adds a dimension inside those so far, joined to the one before where both are one run of memory. */
@@ -175,7 +176,7 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
         part_of_doubles(lanes, wide, n, part);
     } else {
         if (dtype != F32) lanes->to_f32(dtype, raw, n, scratch->f32), singles = scratch->f32;
-        if (!lanes->stats_f32(singles, n, part)) {
+        if (!lanes->stats_f32(singles, n, &scratch->shift, part)) {
             lanes->to_f64(F32, singles, n, 1, scratch->f64);
             lanes->stats_any(scratch->f64, n, part);
         }
@@ -239,6 +240,7 @@ static void write_statistics(double *to, int64_t numel, const Part *all, const P
 static void measure_walk(const Lanes *lanes, int dtype, Walk *walk, int64_t offset, const Row *row)
 {
     Scratch scratch;
+    scratch.shift = 0;
     Part all = {0};
     double sums[BUCKETS] = {0};
     uint64_t cells = 0;

@@ -232,7 +232,9 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
     z = _mm512_add_epi64(z, _mm512_add_epi64(_mm512_set1_epi64((int64_t)place), lanes));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBull));
-    return (uint64_t)_mm512_reduce_add_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 31)));
+    uint64_t mixed[DIGEST_LANES] __attribute__((aligned(64)));
+    _mm512_store_si512(mixed, _mm512_xor_si512(z, _mm512_srli_epi64(z, 31)));
+    return mixed[0] + mixed[1] + mixed[2] + mixed[3] + mixed[4] + mixed[5] + mixed[6] + mixed[7];
 }
 
 #define LN(name) avx512_##name

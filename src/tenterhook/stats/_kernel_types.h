@@ -41,7 +41,7 @@ typedef struct {
 /* The inner loops, once for each instruction set. */
 typedef struct {
     const char *name;
-    int (*stats_f32)(const float *x, int n, Part *out); /* 0: not plain numbers, use stats_any */
+    int (*stats_f32)(const float *x, int n, float *shift, Part *out); /* 0: not plain numbers, use stats_any */
     int (*stats_f64)(const double *x, int n, Part *out);
     void (*stats_any)(const double *x, int n, Part *out);
     void (*sketch)(const float *x, int blocks, uint64_t first_block, double *out, const char *ahead, int lines);

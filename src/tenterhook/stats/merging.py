@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def merge_statistics(rows: np.ndarray) -> np.ndarray:
     return merged
 
 
-def merge(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge descriptions (as ``describe`` gives them) of disjoint parts of one tensor.
 
     Args:
@@ -73,7 +74,7 @@ def merge(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return described
 
 
-def as_description(row: np.ndarray) -> dict[str, object]:
+def as_description(row: np.ndarray) -> dict[str, Any]:
     """Turn a row of statistics into a dict by name: counts as int, null as None.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -132,7 +132,7 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def describe(array: np.ndarray, offset: int = 0) -> dict[str, object]:
+def describe(array: np.ndarray, offset: int = 0) -> dict[str, Any]:
     """Describe an array: its statistics by name, its sketch and its digest.
 
     Args:

@@ -42,7 +42,9 @@ def statistics_of(values: np.ndarray) -> np.ndarray:
 def _part_statistics(part: np.ndarray) -> np.ndarray:
     row = np.full(len(STATISTICS), np.nan)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        real = np.hypot(part.real.astype(np.float64), part.imag.astype(np.float64)) if _is_complex(part) else part
+        real = (
+            np.hypot(np.real(part).astype(np.float64), np.imag(part).astype(np.float64)) if _is_complex(part) else part
+        )
         real = real.astype(np.float64)
     finite = real[np.isfinite(real)]
     row[0] = len(real)
@@ -134,7 +136,7 @@ class TwinRows:
         filled = GROUP_STATISTICS
         if self._sketches is not None:
             filled |= GROUP_SKETCH
-            real = flat.view(flat.real.dtype) if _is_complex(flat) else flat
+            real = flat.view(np.real(flat).dtype) if _is_complex(flat) else flat
             with np.errstate(over="ignore"):  # a bucket beyond float32 is infinite, as documented
                 self._sketches[row] = sketch_flat(real, offset * (2 if _is_complex(flat) else 1))
         if self._digests is not None:
@@ -147,4 +149,4 @@ class TwinRows:
 def _memory(address: int, size: int) -> np.ndarray:
     if not size:
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
