@@ -15,7 +15,7 @@ from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording, open_recording
 from tenterhook.reporters.text import Page, print_page
 
-__all__ = ["run"]
+__all__ = ["page_of", "run"]
 
 _EMPTY = 4
 
@@ -42,7 +42,7 @@ def run(
     """
     path = find(recording)
     opened = open_recording(path)
-    page = _page(opened, recording if recording.startswith("@") else str(path), step, sites, rank)
+    page = page_of(opened, recording if recording.startswith("@") else str(path), step, sites, rank)
     if as_json:
         print_json(_data(page, str(path), limit), status=_status(page))
     else:
@@ -50,7 +50,15 @@ def run(
     return 0 if page.overview.values or sum(page.overview.calls.values()) else _EMPTY
 
 
-def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], rank: int | None) -> Page:
+def page_of(
+    opened: Recording, name: str, step: int | None = None, sites: Sequence[str] = (), rank: int | None = None
+) -> Page:
+    """Gather what a page about a recording shows.
+
+    Raises:
+        NotRecordedError: the step or rank was not recorded.
+        SelectionError: no module that was recorded matches.
+    """
     ranks = opened.ranks or [0]
     if rank is None:
         rank = ranks[0]
