@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -170,3 +171,22 @@ print("survived")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("survived", 0), done.stderr
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+def test_megabytes(kernel: str) -> None:
+    array = values(np.random.default_rng(4), np.dtype(np.float32), 3_000_001, "masked")
+    assert_same_row(measured(kernel, array), measured("numpy", array), array)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_threads_measure_into_rows_of_one_buffer(kernel: str) -> None:
+    arrays_ = [values(np.random.default_rng(seed), np.dtype(np.float32), 50_000, "normal") for seed in range(16)]
+    buffer, alone = RowBuffer(16, kernel=kernel), RowBuffer(16, kernel=kernel)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(buffer.measure_array, range(16), arrays_))
+    for row, array in enumerate(arrays_):
+        alone.measure_array(row, array)
+    np.testing.assert_array_equal(buffer.statistics, alone.statistics)
+    np.testing.assert_array_equal(buffer.sketches, alone.sketches)
+    np.testing.assert_array_equal(buffer.digests, alone.digests)

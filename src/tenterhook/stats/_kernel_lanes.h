@@ -77,7 +77,7 @@ static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
         else
             LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out);
         if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
-        if (out->min != out->max && s2 < n * 0x1p-100) return 0;
+        if (out->min != out->max && s2 < n * 0x1p-124) return 0;
         if (LN(finish)(s1, s2, *shift, out)) return 1;
         *shift = (float)(*shift + s1 / n);
     }
@@ -123,58 +123,43 @@ static TARGET int LN(stats_f64)(const double *x, int n, Part *out)
     return 0;
 }
 
-/* Statistics of any values, in two passes of float64; loops over eight sums of each kind, for the compiler to vectorise. */
+/* Statistics of any finite values, in two passes. */
 static TARGET void LN(stats_any)(const double *x, int n, Part *out)
 {
-    enum { L = 8 };
-    double sum[L] = {0}, squares[L] = {0}, rest[L] = {0}, low[L], high[L];
-    int64_t zeros[L] = {0}, nans[L] = {0}, posinfs[L] = {0}, neginfs[L] = {0};
-    for (int l = 0; l < L; l++) low[l] = __builtin_inf(), high[l] = -__builtin_inf();
-    for (int i = 0; i < n; i += L) {
-        double v[L];
-        for (int l = 0; l < L; l++) v[l] = i + l < n ? x[i + l] : 0;
-        int used = n - i < L ? n - i : L;
-        for (int l = 0; l < L; l++) {
-            int64_t finite = v[l] >= -DBL_MAX && v[l] <= DBL_MAX, here = l < used;
-            zeros[l] += here & (v[l] == 0);
-            nans[l] += v[l] != v[l];
-            posinfs[l] += v[l] > DBL_MAX;
-            neginfs[l] += v[l] < -DBL_MAX;
-            sum[l] += finite ? v[l] : 0;
-            double floor = finite & here ? v[l] : __builtin_inf(), ceiling = finite & here ? v[l] : -__builtin_inf();
-            low[l] = floor < low[l] ? floor : low[l];
-            high[l] = ceiling > high[l] ? ceiling : high[l];
-        }
+    double sum = 0, rest = 0, squares = 0;
+    *out = (Part){n, 0, 0, x[0], x[0], 0, 0, 0, 0};
+    for (int i = 0; i < n; i++) {
+        out->min = x[i] < out->min ? x[i] : out->min;
+        out->max = x[i] > out->max ? x[i] : out->max;
+        out->zeros += x[i] == 0;
+        sum += x[i];
     }
-    *out = (Part){0, 0, 0, low[0], high[0], 0, 0, 0, 0};
-    double total = 0;
-    for (int l = 0; l < L; l++) {
-        out->zeros += zeros[l], out->nans += nans[l], out->posinfs += posinfs[l], out->neginfs += neginfs[l];
-        out->min = low[l] < out->min ? low[l] : out->min;
-        out->max = high[l] > out->max ? high[l] : out->max;
-        total += sum[l];
+    double mean = sum / n;
+    for (int i = 0; i < n; i++) {
+        double d = x[i] - mean;
+        rest += d;
+        squares += d * d;
     }
-    out->n = (double)(n - out->nans - out->posinfs - out->neginfs);
-    if (out->n == 0) return;
-    double mean = total / out->n;
-    for (int i = 0; i + L <= n; i += L) {
-        for (int l = 0; l < L; l++) {
-            int64_t finite = x[i + l] >= -DBL_MAX && x[i + l] <= DBL_MAX;
-            double d = finite ? x[i + l] - mean : 0;
-            rest[l] += d;
-            squares[l] += d * d;
-        }
-    }
-    for (int i = n - n % L; i < n; i++) {
-        double d = x[i] >= -DBL_MAX && x[i] <= DBL_MAX ? x[i] - mean : 0;
-        rest[0] += d;
-        squares[0] += d * d;
-    }
-    double s1 = 0, s2 = 0;
-    for (int l = 0; l < L; l++) s1 += rest[l], s2 += squares[l];
-    out->mean = mean + s1 / out->n;
-    out->m2 = s2 - s1 * s1 / out->n;
+    out->mean = mean + rest / n;
+    out->m2 = squares - rest * rest / n;
 }
+
+/* Counts NaN and infinities and copies the other values, closed up; returns how many. */
+#define FINITE(name, type, limit, magnitude)                                                                                           \
+    static TARGET int LN(name)(const type *restrict x, int n, Part *counts, type *restrict out)                                \
+    {                                                                                                                          \
+        int nans = 0, posinfs = 0, neginfs = 0, kept = 0;                                                                      \
+        for (int i = 0; i < n; i++) nans += x[i] != x[i], posinfs += x[i] > limit, neginfs += x[i] < -limit;                   \
+        counts->nans = nans, counts->posinfs = posinfs, counts->neginfs = neginfs;                                             \
+        for (int i = 0; i < n; i++) {                                                                                          \
+            out[kept] = x[i];                                                                                                  \
+            kept += magnitude(x[i]) <= limit;                                                                                  \
+        }                                                                                                                      \
+        return kept;                                                                                                           \
+    }
+FINITE(finite_f32, float, FLT_MAX, __builtin_fabsf)
+FINITE(finite_f64, double, DBL_MAX, __builtin_fabs)
+#undef FINITE
 
 /* Add whole blocks of 64 finite values to the sketch; `ahead` is memory to bring nearer meanwhile, `lines` cache lines a block. */
 static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out, const char *ahead, int lines)
@@ -281,7 +266,8 @@ static TARGET void LN(to_f64)(int dtype, const void *restrict raw, int n, double
 
 static TARGET void LN(narrow)(const double *restrict x, int n, float *restrict out)
 {
-    for (int i = 0; i < n; i++) out[i] = __builtin_fabs(x[i]) <= FLT_MAX ? (float)x[i] : 0.0f;
+    for (int i = 0; i < n; i++) out[i] = (float)x[i]; /* in two loops: as one, compilers do not vectorise it */
+    for (int i = 0; i < n; i++) out[i] = __builtin_fabsf(out[i]) <= FLT_MAX ? out[i] : 0.0f;
 }
 
 static TARGET void LN(clean)(const float *restrict x, int n, float *restrict out)
@@ -290,7 +276,8 @@ static TARGET void LN(clean)(const float *restrict x, int n, float *restrict out
 }
 
 static const Lanes LN(lanes) = {
-    LANES_NAME, LN(stats_f32), LN(stats_f64), LN(stats_any), LN(sketch), LN(digest), LN(to_f32), LN(to_f64), LN(narrow), LN(clean),
+    LANES_NAME, LN(stats_f32), LN(stats_f64), LN(stats_any), LN(finite_f32), LN(finite_f64),
+    LN(sketch), LN(digest),    LN(to_f32),    LN(to_f64),    LN(narrow),     LN(clean),
 };
 
 #undef SEGMENT

@@ -22,7 +22,10 @@ typedef struct {
 
 typedef struct {
     uint8_t raw[CHUNK * 16];
-    float f32[CHUNK * 2];
+    union {
+        float f32[CHUNK * 2]; /* the upper half also for the finite ones of the lower */
+        double finite[CHUNK];
+    };
     double f64[CHUNK];
     float shift; /* of the chunk before */
 } __attribute__((aligned(64))) Scratch;
@@ -160,9 +163,33 @@ static void sketch_any(int dtype, const void *values, int count, uint64_t start,
     }
 }
 
-static void part_of_doubles(const Lanes *lanes, const double *x, int n, Part *part)
+static void copy_counts(Part *part, const Part *counts)
 {
-    if (!lanes->stats_f64(x, n, part)) lanes->stats_any(x, n, part);
+    part->nans = counts->nans, part->posinfs = counts->posinfs, part->neginfs = counts->neginfs;
+}
+
+static void part_of_doubles(const Lanes *lanes, const double *x, int n, Scratch *scratch, Part *part)
+{
+    if (lanes->stats_f64(x, n, part)) return;
+    Part counts;
+    int kept = lanes->finite_f64(x, n, &counts, scratch->finite);
+    *part = (Part){0};
+    if (kept && (kept == n || !lanes->stats_f64(scratch->finite, kept, part))) lanes->stats_any(scratch->finite, kept, part);
+    copy_counts(part, &counts);
+}
+
+static void part_of_singles(const Lanes *lanes, const float *x, int n, Scratch *scratch, Part *part)
+{
+    if (lanes->stats_f32(x, n, &scratch->shift, part)) return;
+    Part counts;
+    float *finite = scratch->f32 + CHUNK;
+    int kept = lanes->finite_f32(x, n, &counts, finite);
+    *part = (Part){0};
+    if (kept && (kept == n || !lanes->stats_f32(finite, kept, &scratch->shift, part))) {
+        lanes->to_f64(F32, finite, kept, 1, scratch->f64);
+        if (!lanes->stats_f64(scratch->f64, kept, part)) lanes->stats_any(scratch->f64, kept, part);
+    }
+    copy_counts(part, &counts);
 }
 
 /* Statistics, and sketch where `sums` is given, of one chunk. */
@@ -173,13 +200,10 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
     const double *wide = raw;
     if (doubles) {
         if (dtype != F64) lanes->to_f64(dtype, raw, n, 1, scratch->f64), wide = scratch->f64;
-        part_of_doubles(lanes, wide, n, part);
+        part_of_doubles(lanes, wide, n, scratch, part);
     } else {
         if (dtype != F32) lanes->to_f32(dtype, raw, n, scratch->f32), singles = scratch->f32;
-        if (!lanes->stats_f32(singles, n, &scratch->shift, part)) {
-            lanes->to_f64(F32, singles, n, 1, scratch->f64);
-            lanes->stats_any(scratch->f64, n, part);
-        }
+        part_of_singles(lanes, singles, n, scratch, part);
     }
     if (!sums) return;
     int plain = part->nans + part->posinfs + part->neginfs == 0, lines = BUCKETS * ITEMSIZE[dtype] / 64;
@@ -209,7 +233,7 @@ static double measure_scaled(const Lanes *lanes, int dtype, Walk *walk, Scratch 
         int n = walk->numel - done < CHUNK ? (int)(walk->numel - done) : CHUNK;
         Part part;
         lanes->to_f64(dtype, walk_take(walk, n, scratch->raw), n, scale, scratch->f64);
-        part_of_doubles(lanes, scratch->f64, n, &part);
+        part_of_doubles(lanes, scratch->f64, n, scratch, &part);
         merge_part(all, &part);
         done += n;
     }

@@ -41,9 +41,11 @@ typedef struct {
 /* The inner loops, once for each instruction set. */
 typedef struct {
     const char *name;
-    int (*stats_f32)(const float *x, int n, float *shift, Part *out); /* 0: not plain numbers, use stats_any */
+    int (*stats_f32)(const float *x, int n, float *shift, Part *out); /* 0: not plain numbers */
     int (*stats_f64)(const double *x, int n, Part *out);
-    void (*stats_any)(const double *x, int n, Part *out);
+    void (*stats_any)(const double *x, int n, Part *out); /* finite values only, as all that follows */
+    int (*finite_f32)(const float *x, int n, Part *counts, float *out);
+    int (*finite_f64)(const double *x, int n, Part *counts, double *out);
     void (*sketch)(const float *x, int blocks, uint64_t first_block, double *out, const char *ahead, int lines);
     uint64_t (*digest)(const uint8_t *bytes, int64_t size, uint64_t first_page);
     void (*to_f32)(int dtype, const void *raw, int n, float *out);

@@ -58,7 +58,7 @@ def digest_bytes(data: np.ndarray) -> int:
         The digest, ``0 <= digest < 2**64``.
     """
     page_bytes = 8 * _LANES * _STRIPES
-    total = np.uint64(0)
+    total = 0
     for start in range(0, len(data), page_bytes * _PAGES_AT_ONCE):
         part = data[start : start + page_bytes * _PAGES_AT_ONCE]
         stripes = -(-len(part) // (8 * _LANES))
@@ -70,7 +70,6 @@ def digest_bytes(data: np.ndarray) -> int:
         products = (keyed & _LOW) * (keyed >> np.uint64(32))
         products.reshape(-1, _LANES)[stripes:] = 0  # stripes that hold no data take no part
         sums = (products + words[..., [1, 0, 3, 2, 5, 4, 7, 6]]).sum(axis=1, dtype=np.uint64).reshape(-1)
-        total = total + mix64(sums + _weyl(start // page_bytes * _LANES, len(sums))).sum(dtype=np.uint64)
-    with np.errstate(over="ignore"):  # NumPy warns for scalars of what it does silently for arrays
-        final = np.array([len(data)], np.uint64) * GOLDEN + _SEED + total
-    return int(mix64(final)[0])
+        total += int(mix64(sums + _weyl(start // page_bytes * _LANES, len(sums))).sum(dtype=np.uint64))
+    final = (len(data) * int(GOLDEN) + int(_SEED) + total) % 2**64
+    return int(mix64(np.array([final], np.uint64))[0])
