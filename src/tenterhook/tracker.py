@@ -233,7 +233,9 @@ class Tracker:
             self._begin_step()
             return self.step
         if watched in self._roots_run:
-            if self._steps_by is None:
+            if self._steps_by is None and not self._tracks_gradients():
+                self.end_step()  # inference: no need yet to know whether an optimizer will come
+            elif self._steps_by is None:
                 model = watched.ref()
                 has_optimizer = model is not None and self._backend.has_optimizer(model)
                 self._steps_by = "optimizer" if has_optimizer else "forward"

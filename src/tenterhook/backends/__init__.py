@@ -210,6 +210,10 @@ class Backend(Protocol):
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
         ...
 
+    def difference(self, kept: Any, other: Any) -> Any:
+        """Return ``kept - other`` of two kept tensors."""
+        ...
+
     def numel(self, tensor: Any) -> int:
         """Return the number of elements, 0 where it is not known yet (a lazy parameter)."""
         ...

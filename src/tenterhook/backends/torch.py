@@ -320,6 +320,9 @@ class TorchBackend:
                 .view(getattr(ml_dtypes, name))
             )
 
+    def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return kept - other
+
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 
