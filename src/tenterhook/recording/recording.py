@@ -60,6 +60,11 @@ class Recording:
         return self._source.path
 
     @property
+    def notes(self) -> list[str]:
+        """What could not be read of the files that were read so far: the ends of streams that a kill cut off."""
+        return self._source.notes
+
+    @property
     def ranks(self) -> list[int]:
         """The processes that wrote it."""
         return self._source.ranks

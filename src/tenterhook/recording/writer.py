@@ -248,8 +248,11 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            while not (self._ending and self._step(0)):
-                self._step(max(0.0, self._due - time.monotonic()) if self._due < float("inf") else None)
+            ending = idle = False
+            while not (ending and idle):
+                ending = self._ending  # looked at before the queue, so that nothing put before it is left there
+                wait = None if self._due == float("inf") else max(0.0, self._due - time.monotonic())
+                idle = self._step(0 if ending else wait)
             self._write_rows()
         except Exception as error:  # broad: a fault of ours or of the disk ends the recording, never the run
             self.fail(error)
