@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskSource", "read_part"]
 
 _MAX_MANIFEST = 16 << 20
+_TRIES = 20  # times to look again when a stream became Parquet under our eyes
 
 
 class DiskSource:
@@ -87,7 +88,7 @@ class DiskSource:
         """
         if name not in TABLES:
             raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
-        for _ in range(3):
+        for _ in range(_TRIES):
             try:
                 if name == "modules":
                     return filtered(self._modules(), columns, filters)
@@ -114,22 +115,26 @@ class DiskSource:
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with views over the Parquet files and what is still in streams; it can read nothing else."""
-        for _ in range(3):
-            connection = query.new_connection()
+        loose = self._all_streams()
+        connection = query.new_connection()
+        allowed: list[Path] = []
+        for name, rows in loose.items():
+            paths = [plain_file(path).absolute() for files in self._files for path in files.parquet[name]]
+            query.make_view(connection, name, paths, rows)
+            allowed += paths
+        connection.register("modules", self.table("modules"))
+        query.lock(connection, allowed)
+        return connection
+
+    def _all_streams(self) -> dict[str, pa.Table]:
+        for _ in range(_TRIES):
             try:
-                allowed: list[Path] = []
-                for name in ("calls", "values"):
-                    paths = [plain_file(path).absolute() for files in self._files for path in files.parquet[name]]
-                    loose = _joined([_streams(files, name, self._notes) for files in self._files], name, None)
-                    query.make_view(connection, name, paths, loose)
-                    allowed += paths
+                return {
+                    name: _joined([_streams(files, name, self._notes) for files in self._files], name, None)
+                    for name in ("calls", "values")
+                }
             except FileNotFoundError:
-                connection.close()
                 self._look()
-                continue
-            connection.register("modules", self.table("modules"))
-            query.lock(connection, allowed)
-            return connection
         raise RecordingError(f"{self._path} changes faster than it can be read; try again")
 
     def _look(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tenterhook.recording import converters
 from tenterhook.recording.bounded import BoundedQueue
-from tenterhook.recording.files import rank_files
+from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
@@ -234,7 +234,8 @@ class _Worker:
 
     def fail(self, error: BaseException) -> None:
         """Stop: keep what is on the disk, take nothing more, remember why."""
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None)
+        words = os.strerror(number) if number else f"{type(error).__name__}: {first_line(error)}"
         if self.failure is None:
             self.failure = f"writing stopped: {words}"
             _log.warning("%s: %s; the run goes on without being recorded", self._folder.parent, self.failure)
