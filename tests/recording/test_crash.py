@@ -76,7 +76,7 @@ def test_a_kill_loses_no_more_than_the_last_interval(tmp_path: Path, number: int
 
 @pytest.mark.slow
 def test_a_recording_is_read_while_it_is_written(tmp_path: Path) -> None:
-    process = start(tmp_path / "a.thk", 20_000)
+    process = start(tmp_path / "a.thk", 300_000)
     try:
         assert process.stdout is not None
         process.stdout.readline()

@@ -31,7 +31,7 @@ PLAIN = [
     "uint8",
     "bool",
 ]
-OTHERS = ["complex64", "complex128", "longdouble"]
+OTHERS = ["complex64", "complex128"]
 OF_ML_DTYPES = [
     "bfloat16",
     "float8_e4m3fn",

@@ -238,12 +238,18 @@ def _parquet(path: Path, name: str, columns: list[str] | None, filters: Filters 
     schema = WRITTEN[name]
     with reading(path):
         source = ds.dataset(str(path), schema=schema, format="parquet")
+        present = set(next(iter(source.get_fragments())).physical_schema.names)
+        if missing := [column for column in schema.names if column not in present]:
+            raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
         needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
         condition = None
         for column, wanted in (filters or {}).items():
             test = ds.field(column).is_null() if wanted is None else ds.field(column) == wanted
             condition = test if condition is None else condition & test
         table = source.to_table(columns=needed, filter=condition)
+        for column in table.column_names:
+            if not schema.field(column).nullable and table[column].null_count:
+                raise RecordingError(f"{path} is damaged: its column {column} has rows without a value")
         return table if columns is None else table.select(columns)
 
 

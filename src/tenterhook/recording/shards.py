@@ -173,7 +173,9 @@ class ShardWriter:
             header["__metadata__"] = odd
         written = msgspec.json.encode(header).ljust(self._header_room)
         if len(written) != self._header_room:
-            raise ValueError(f"the header of {self._number} takes {len(written)} bytes and {self._header_room} were kept")
+            raise ValueError(
+                f"the header of {self._number} takes {len(written)} bytes and {self._header_room} were kept"
+            )
         return written
 
 
