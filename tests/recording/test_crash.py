@@ -82,6 +82,7 @@ def test_a_recording_is_read_while_it_is_written(tmp_path: Path) -> None:
         process.stdout.readline()
         seen = [-1]
         deadline = time.monotonic() + 60
+        steps: list[int] = []
         while len(seen) < 12 and time.monotonic() < deadline:
             recording = open_recording(tmp_path / "a.thk")
             for _ in range(3):  # parts are compacted while one recording is read again and again

@@ -96,7 +96,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_the_safetensors_library_reads_our_shards(tmp_path: Path) -> None:
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         f"t{index}": np.random.default_rng(index).normal(size=(index, 7)).astype(np.float32) for index in range(9)
     }
     tensors["half"] = np.ones((2, 2)).astype(ml_dtypes.bfloat16)
@@ -123,7 +123,7 @@ def test_shards_are_of_the_size_that_was_asked_for(tmp_path: Path, close: bool) 
 
 
 def test_many_small_tensors_make_few_shards(tmp_path: Path) -> None:
-    tensors = {f"layers.{index}/output#0@0": np.float32(index) for index in range(20_000)}
+    tensors = {f"layers.{index}/output#0@0": np.array(index, np.float32) for index in range(20_000)}
     recording = stored(tmp_path / "a.thk", tensors)
     assert len(list((tmp_path / "a.thk" / "rank-00000").glob("*.safetensors"))) <= 5
     assert [float(recording.tensor(f"layers.{index}/output#0@0")) for index in range(0, 20_000, 1999)] == [

@@ -1,4 +1,4 @@
-"""All that is in a recording's directory, as lines of text: the judge of the writer's tests, and a look at a damaged recording.
+"""All that is in a recording's directory, as lines of text: judge of the writer's tests, and a look at a damaged one.
 
 Unlike `Recording`, it goes file by file and reports a damaged one in its place instead of stopping.
 """
@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
 
 from tenterhook.errors import RecordingError
 from tenterhook.recording.disk import DiskSource, read_part

@@ -117,11 +117,11 @@ class DiskSink:
 
     def write_calls(self, batch: pa.RecordBatch) -> None:
         """Hand over rows of the schema `CALLS`."""
-        self._put(_Item("calls", batch.nbytes, batch))
+        self._put(_Item("calls", _batch_size(batch, 150), batch))
 
     def write_values(self, batch: pa.RecordBatch) -> None:
         """Hand over rows of the schema `VALUES`."""
-        self._put(_Item("values", batch.nbytes, batch))
+        self._put(_Item("values", _batch_size(batch, 470), batch))
 
     def write_tensor(self, key: str, tensor: Any) -> bool:
         """Hand over a tensor, which must not be changed from now on.
@@ -183,6 +183,11 @@ class DiskSink:
             return True
         self._worker.lost += item.rows
         return False
+
+
+def _batch_size(batch: pa.RecordBatch, row_bytes: int) -> int:
+    # A fair estimate: the exact size is looked up column by column, which takes longer than all else here.
+    return 2048 + len(batch) * row_bytes
 
 
 class _Worker:
