@@ -1,9 +1,9 @@
 """What recording to disk and reading it back cost: rows, bytes, tensors, and questions to a very large recording.
 
-    python benchmarks/recording.py rows      rows a second into the stream, bytes a row, the first non-finite value
-    python benchmarks/recording.py tensors   tensors to disk against plain file writing
-    python benchmarks/recording.py memory    resident memory over 100,000 steps, with docs/recording-memory.svg
-    python benchmarks/recording.py large     1,024 ranks x 300 modules x 100 steps; needs 3 GB of disk (--at FOLDER)
+    python -m benchmarks.recording rows      rows a second into the stream, bytes a row, the first non-finite value
+    python -m benchmarks.recording tensors   tensors to disk against plain file writing
+    python -m benchmarks.recording memory    resident memory over 100,000 steps, with docs/recording-memory.svg
+    python -m benchmarks.recording large     1,024 ranks x 300 modules x 100 steps; needs 3 GB of disk (--at FOLDER)
 
 Each prints one JSON object a line; the machine is part of each.
 """
@@ -201,7 +201,7 @@ def large(at: Path, ranks: int) -> None:
         sink.write_values(batch)
         sink.close(manifest, modules_table())
     say(what="large written", ranks=ranks, seconds=time.perf_counter() - start, gigabytes=folder_bytes(path) / 1e9)
-    subprocess.run([sys.executable, __file__, "ask", "--at", str(path)], check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.recording", "ask", "--at", str(path)], check=True)
 
 
 def with_nan(batch: pa.RecordBatch, row: int) -> pa.RecordBatch:

@@ -136,7 +136,7 @@ def test_forward_and_backward_calls_know_each_other(build: Build) -> None:
 
 def test_two_backward_passes_are_ambiguous() -> None:
     sink = MemorySink()
-    rows = [call(0), call(2, phase="backward", forward=0), call(4, phase="backward", forward=0, **{"pass": 1})]
+    rows = [call(0), call(2, phase="backward", forward=0), {**call(4, phase="backward", forward=0), "pass": 1}]
     sink.write_calls(calls_batch(*rows))
     sink.write_values(values_batch(*(value(seq, seq - 1, kind="grad_output", phase="backward") for seq in (3, 5))))
     recording = Recording(sink)

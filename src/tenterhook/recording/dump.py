@@ -6,6 +6,7 @@ Unlike `Recording`, it goes file by file and reports a damaged one in its place 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,8 @@ def _tensors(files: RankFiles) -> Iterator[str]:
         yield f"  {shard.name}: {len(entries)} tensors"
         for entry in entries:
             yield f"    {entry.key!r} {entry.dtype} {list(entry.shape)} bytes {entry.begin} to {entry.end}"
+
+
+if __name__ == "__main__":
+    for text in dump(sys.argv[1]):
+        print(text)
