@@ -102,6 +102,11 @@ class MemorySink:
         return [self._rank]
 
     @property
+    def notes(self) -> list[str]:
+        """None: what is in memory can be read."""
+        return []
+
+    @property
     def version(self) -> int:
         """Number of batches so far, what the writer still holds included."""
         self._drain()

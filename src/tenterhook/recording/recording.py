@@ -6,7 +6,8 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.source import TABLES, Source, filtered
 from tenterhook.recording.value import TensorSequence, Value, value_from_row
 from tenterhook.recording.writer import DiskSink
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["Recording"]
 
@@ -38,6 +42,8 @@ class Recording:
         self._source = source
         self._version = -1
         self._cache: dict[tuple[Any, ...], Any] = {}
+        self._connection: DuckDBPyConnection | None = None
+        self._lock = Lock()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
@@ -60,6 +66,11 @@ class Recording:
         return self._source.path
 
     @property
+    def notes(self) -> list[str]:
+        """What could not be read of the files that were read so far: the ends of streams that a kill cut off."""
+        return self._source.notes
+
+    @property
     def ranks(self) -> list[int]:
         """The processes that wrote it."""
         return self._source.ranks
@@ -80,11 +91,17 @@ class Recording:
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
-        connection = self._source.connect()
-        try:
-            return query.run(connection, sql)
-        finally:
-            connection.close()
+        with self._lock:
+            connection = self._connection or self._source.connect()
+            if self._source.path is not None and self.manifest.complete:
+                self._connection = (
+                    connection  # nothing will change any more, so the next question need not wait for one
+                )
+            try:
+                return query.run(connection, sql)
+            finally:
+                if connection is not self._connection:
+                    connection.close()
 
     def order(self) -> list[Call]:
         """Give all calls in execution order, forward and backward; ranks one after the other."""
