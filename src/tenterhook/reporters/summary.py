@@ -118,6 +118,8 @@ def print_trouble(console: Console, summary: RunSummary, to: Path) -> None:
     empty = why_empty(summary)
     if empty:
         console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
+        if summary.missing:
+            console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
         console.print(Text(f"tenterhook: {to} is partial: {summary.partial}"), soft_wrap=True)
 
@@ -125,7 +127,7 @@ def print_trouble(console: Console, summary: RunSummary, to: Path) -> None:
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:
     """Write how much of a selection was seen, and why the rest was not."""
     if not selected:
-        return "; ".join(f"{name}: {reason}" for name, reason in missing) or "no module was selected"
+        return ", ".join(f"{name} ({reason})" for name, reason in missing) or "no module was selected"
     text = f"{fired:,} of {plural(selected, 'selected module')} fired"
     if missing:
         reasons: dict[str, list[str]] = {}
