@@ -149,6 +149,7 @@ class ScriptRecorder:
         for name, value in backend.environment().items():
             setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
+        self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
         self._stack.enter_context(backend.seeing_everything(None))
@@ -305,7 +306,7 @@ class ScriptRecorder:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        if capture.active and (watched.wanted or watched.is_root):
+        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
             capture.attach(watched)
 
     # --- steps -----------------------------------------------------------------------------------------------------
