@@ -32,7 +32,22 @@ __all__ = ["RecordSummary", "ScriptRecorder"]
 
 @dataclass(slots=True)
 class RecordSummary:
-    """How a recorded script went; see :class:`tenterhook.reporters.summary.RunSummary`."""
+    """How a recorded script went.
+
+    Attributes:
+        path: the recording's directory.
+        modules_selected: number of modules that the selection matched, over all models.
+        modules_fired: how many of them were called.
+        missing: (path, reason) of what was asked for and not seen.
+        calls: number of calls recorded, forward and backward.
+        values: number of tensors seen.
+        steps: number of steps recorded.
+        cost_fraction: share of the run's time that was spent in our hooks.
+        wall_seconds: time from start to close.
+        size_bytes: size of the recording on disk.
+        partial: why something that was asked for is not in it; None when all is.
+        nothing_called: whether no module was called at all.
+    """
 
     path: Path
     modules_selected: int = 0

@@ -263,3 +263,33 @@ def test_a_summary_that_nobody_reads_changes_nothing(folder: Path) -> None:
     done = record(folder, "-o", "a.thk", "train.py")
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert open_recording(folder / "a.thk").manifest.complete
+
+
+def test_steps_of_a_script_without_an_optimizer(folder: Path) -> None:
+    (folder / "infer.py").write_text(
+        SCRIPT.partition("optimizer")[0] + "for _ in range(4):\n    model(torch.ones(5, 4))\n"
+    )
+    record(folder, "-o", "a.thk", "--steps", "1:3", "infer.py")
+    assert open_recording(folder / "a.thk").steps == [1, 2]
+
+
+def test_a_file_beside_the_script_that_comes_too_late_is_told(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "random.py").write_text("")
+    (folder / "mine.py").write_text("")
+    command = (
+        tmp_path_factory.mktemp("bin") / "tenterhook"
+    )  # as installed: python -m would look in the folder first itself
+    command.write_text("from tenterhook.cli import main\nmain()\n")
+    done = subprocess.run(
+        [sys.executable, str(command), "record", "train.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.stdout == "done\n"
+    assert "note: random.py is beside the script" in done.stderr
+    assert done.stderr.count("note:") == 1
