@@ -32,7 +32,22 @@ __all__ = ["RecordSummary", "ScriptRecorder"]
 
 @dataclass(slots=True)
 class RecordSummary:
-    """How a recorded script went; see :class:`tenterhook.reporters.summary.RunSummary`."""
+    """How a recorded script went.
+
+    Attributes:
+        path: the recording's directory.
+        modules_selected: number of modules that the selection matched, over all models.
+        modules_fired: how many of them were called.
+        missing: (path, reason) of what was asked for and not seen.
+        calls: number of calls recorded, forward and backward.
+        values: number of tensors seen.
+        steps: number of steps recorded.
+        cost_fraction: share of the run's time that was spent in our hooks.
+        wall_seconds: time from start to close.
+        size_bytes: size of the recording on disk.
+        partial: why something that was asked for is not in it; None when all is.
+        nothing_called: whether no module was called at all.
+    """
 
     path: Path
     modules_selected: int = 0
@@ -149,6 +164,7 @@ class ScriptRecorder:
         for name, value in backend.environment().items():
             setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
+        self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
         self._stack.enter_context(backend.seeing_everything(None))
@@ -305,7 +321,7 @@ class ScriptRecorder:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        if capture.active and (watched.wanted or watched.is_root):
+        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
             capture.attach(watched)
 
     # --- steps -----------------------------------------------------------------------------------------------------
