@@ -69,6 +69,7 @@ class Capture:
         self._calls: list[tuple[Any, ...]] = []
         self._block = self._new_block()
         self._leaf_taps: dict[tuple[int, int, str], Detachable] = {}
+        self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: dict[int, list[LiveCall]] = {}  # backward pass -> calls with gradients still missing in it
         self._types = backend.tensor_types
         kinds = options.kinds
@@ -172,7 +173,7 @@ class Capture:
         for slot, tensor in leaves(output, self._types):
             if self._wants_output and call.recorded:
                 self.value(call, "output", slot, tensor)
-            if self._wants_grad_output:
+            if self._wants_grad_output and call.expects_gradient:
                 self._tap(call, "grad_output", slot, tensor, module)
 
     def _failed(
@@ -180,7 +181,8 @@ class Capture:
     ) -> None:
         call = self.tracker.end(watched)
         if call is not None and call.recorded:
-            self._call_row(call, f"{type(error).__name__}: {error}")
+            stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+            self._call_row(call, None if stopped else f"{type(error).__name__}: {error}")
 
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
@@ -283,6 +285,8 @@ class Capture:
         # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
         target = call.forward if call.forward is not None else call
         token = self.backend.backward_token()
+        if target is not call and token != call.token:
+            self._outer_passes[token] = call.token  # with reentry a region's gradients come in a pass of their own
         if target.token != token:
             self._begin_backward(target, token)
         target.watched.gradient_count += 1
@@ -300,8 +304,11 @@ class Capture:
             self._passes[token] = []
             if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token)):
                 self._passes = {token: []}
+        passes = [token]
+        while passes[-1] in self._outer_passes:
+            passes.append(self._outer_passes[passes[-1]])
         parent = call.parent
-        while parent is not None and parent.token != token:
+        while parent is not None and parent.token not in passes:
             parent = parent.parent
         call.backward_depth = 0 if parent is None else parent.backward_depth + 1
         watched = call.watched
@@ -315,6 +322,7 @@ class Capture:
 
     def _end_backward(self, token: int) -> None:
         """Tell the gradients that did not come from those that are zero."""
+        self._outer_passes.pop(token, None)
         seen: set[int] = set()
         for call in self._passes.pop(token, ()):
             if id(call) in seen:
@@ -330,16 +338,16 @@ class Capture:
         backend = self.backend
         names = call.watched.input_names
         aliases: dict[str, Any] = {}
-        call.pending = {}
         settle: list[tuple[Any, int | None, Any, Any]] = []
         for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
             if not backend.wants_gradient(tensor):
                 continue
-            alias = backend.alias(tensor)
+            alias = aliases[slot] = backend.alias(tensor)
+            if not call.expects_gradient:
+                continue
             inner = self._tap(call, "grad_input", slot, alias, None)
             # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
             outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            aliases[slot] = alias
             settle.append((tensor, backend.version(tensor), inner, outer))
         if not aliases:
             call.watched.no_gradient["no input requires a gradient"] += 1

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError
 from tenterhook.select import Entry
@@ -44,6 +44,9 @@ Summary = tuple[tuple[int, ...], str, str]
 """Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
 
 
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
+
+
 class Detachable(Protocol):
     """Something that was put on and comes off."""
 
@@ -60,10 +63,8 @@ class Detachable(Protocol):
 class Region(Protocol):
     """A part of a forward under activation checkpointing, which the backward pass runs again."""
 
-    def on_rerun(
-        self, key: object, around: Callable[[], AbstractContextManager[object]], attachment: Detachable | None = None
-    ) -> None:
-        """Have it run inside ``around()`` whenever it is run again; a second registration of ``key`` does nothing.
+    def on_rerun(self, key: object, around: AroundT, attachment: Detachable | None = None) -> AroundT:
+        """Have it run inside ``around()`` whenever it is run again; a key's first registration holds and is returned.
 
         Args:
             key: whose registration this is.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ __all__ = ["Region", "is_early_stop", "is_recomputing", "regions", "was_changed_
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
-Around = Callable[[], AbstractContextManager[object]]
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
 
 class Region:
@@ -32,10 +32,10 @@ class Region:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        self._around: dict[object, tuple[Around, Attachment | None]] = {}
+        self._around: dict[object, tuple[Any, Attachment | None]] = {}
 
-    def on_rerun(self, key: object, around: Around, attachment: Any = None) -> None:
-        self._around.setdefault(key, (around, attachment))
+    def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
+        return self._around.setdefault(key, (around, attachment))[0]
 
     def __contains__(self, key: object) -> bool:
         return key in self._around

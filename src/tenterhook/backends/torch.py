@@ -219,7 +219,7 @@ class TorchBackend:
         return tensor.is_leaf
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad
+        return tensor.requires_grad and torch.is_grad_enabled()
 
     def tracks_gradients(self) -> bool:
         return torch.is_grad_enabled()
