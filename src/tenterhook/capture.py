@@ -25,6 +25,7 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
+_GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
 """``(event, call, kind, slot, tensor or error)``; events are ``start``, ``end``, ``raised``, ``value`` and ``backward``."""
@@ -39,6 +40,7 @@ class CaptureOptions:
     sketch: bool = True
     recompute: bool = False
     on_error: str = "warn"
+    scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
 
 
@@ -64,6 +66,7 @@ class Capture:
         self.hook_ns = 0
         self.calls_recorded = 0
         self.values_recorded = 0
+        self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
         self._listener = listener
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
@@ -243,8 +246,19 @@ class Capture:
             ))  # fmt: skip
             self.values_recorded += 1
 
+    def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
+        """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
+        token = self.backend.backward_token()
+        if token != self._scale[0] or token == -1:
+            self._scale = (token, float(self.options.scaler.get_scale()))
+        scale = self._scale[1]
+        return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
+
     def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any) -> None:
         backend = self.backend
+        unscaled = None
+        if self.options.scaler is not None and place[5] in _GRADIENTS:
+            tensor, unscaled = self._unscale(tensor)
         shape, dtype, device = backend.summary(tensor)
         key = None
         if watched.keep:
@@ -254,7 +268,7 @@ class Capture:
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note))
+            self._block.rows.append((row, *place, shape, dtype, device, key, note or unscaled))
             self.values_recorded += 1
 
     def _next_row(self) -> int:

@@ -243,6 +243,10 @@ class Backend(Protocol):
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
         ...
 
+    def unscaled(self, gradient: Any, scale: float) -> Any:
+        """Return a gradient divided by the factor of loss scaling, half precision as float32 so that nothing is lost."""
+        ...
+
     def numel(self, tensor: Any) -> int:
         """Return the number of elements, 0 where it is not known yet (a lazy parameter)."""
         ...

@@ -308,6 +308,11 @@ class TorchBackend:
                 .view(getattr(ml_dtypes, name))
             )
 
+    def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        with torch.no_grad():
+            whole = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+            return whole / scale
+
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 
