@@ -226,7 +226,7 @@ class Tracker:
         if stack is None:
             stack = self._stacks[thread] = []
         outer = stack[-1] if stack else None
-        repeats = self._in_backward() and self._repeats(watched, thread)
+        repeats = (thread in self._reruns or self._in_backward()) and self._repeats(watched, thread)
         if repeats:
             step = repeats.step
         elif outer is not None:
@@ -235,12 +235,15 @@ class Tracker:
             step = self._begin_outermost(watched, thread) if repeats is False else self.step
         parent = outer.parent if outer is not None and not outer.recorded else outer
         call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
+        self._find_regions(call, outer)
         if repeats is False:
-            self._number(call, outer)
+            self._number(call)
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
             if repeats is not None:
                 call.forward, call.number = repeats, repeats.number
+        for region in call.regions:  # those in a region that is run again are new ones
+            region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
         stack.append(call)
         return call
 
@@ -254,31 +257,30 @@ class Tracker:
             return reruns[-1].next_of(watched)
         if self._backend.is_recomputing():
             return None
-        if watched.step != self.step or watched.recomputed >= len(watched.step_calls):
+        if not self._in_backward() or watched.step != self.step or watched.recomputed >= len(watched.step_calls):
             return False
         # A checkpointing that is not the framework's. Regions come back last first; so then do the calls of a module.
         watched.recomputed += 1
         return watched.step_calls[-watched.recomputed]
 
-    def _number(self, call: LiveCall, outer: LiveCall | None) -> None:
+    def _find_regions(self, call: LiveCall, outer: LiveCall | None) -> None:
+        call.tracks = self._tracks_gradients()
+        # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
+        known = outer is not None and not call.tracks and not outer.tracks
+        call.regions = outer.regions if outer is not None and known else self._backend.regions()
+
+    def _number(self, call: LiveCall) -> None:
         watched = call.watched
         if watched.step != call.step:
             watched.step = call.step
->>>>>>> 8196122 (Recomputation: calls and gradients matched by region, not by count)
             watched.numbers = {}
             watched.step_calls = []
             watched.recomputed = 0
         call.number = watched.numbers.get(call.thread, 0)
         watched.numbers[call.thread] = call.number + 1
         watched.call_count += 1
-        call.tracks = self._tracks_gradients()
-        # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
-        known = outer is not None and not call.tracks and not outer.tracks
-        call.regions = outer.regions if outer is not None and known else self._backend.regions()
         if not call.regions:
             watched.step_calls.append(call)
-        for region in call.regions:
-            region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call)
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -291,6 +293,8 @@ class Tracker:
             yield
         finally:
             reruns.pop()
+            if not reruns:
+                self._reruns.pop(thread, None)
             del stack[height:]
 
     def end(self, watched: Watched) -> LiveCall | None:
