@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,12 +35,25 @@ class _CallHook:
         else:
             self.site.fired += 1
 
-    def edited(self) -> None:
-        """A value was replaced: under checkpointing the same must happen again when the region is recomputed."""
-        if self.backend.in_backward():
-            self.site.repeated()
-        elif self.backend.in_checkpoint():
-            self.site.lingering += 1
+    def run(self, value: Any, call: Callable[[], Any]) -> Any:
+        """Run the callback on ``value``; returns the new value that it wants in its place, or None.
+
+        Under activation checkpointing what was changed here must be changed in the same way when the region is run again
+        for its gradient, and only then: whether the hook is still on by that time or not.
+        """
+        self.count()
+        backend = self.backend
+        regions = backend.regions()
+        if not regions:
+            new = call()
+            return new if new is None or backend.was_changed_by(self.site) else None
+        before = [(tensor, backend.version(tensor)) for _, tensor in leaves(value, backend.tensor_types)]
+        new = call()
+        if new is not None or any(backend.version(tensor) != version for tensor, version in before):
+            if not backend.was_changed_by(self.site):
+                return None
+            self.site.repeat_in(regions)
+        return new
 
 
 class ForwardPreHook(_CallHook):
@@ -58,17 +71,12 @@ class ForwardPreHook(_CallHook):
         return self.backend.attach(module, self._before, None, first=first)
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.site.applies(self.backend):
+        if not self.site.applies:
             return None
-        self.count()
-        returned = (
-            self.site.fn(*self.first, module, args, kwargs)
-            if self.with_kwargs
-            else self.site.fn(*self.first, module, args)
-        )
+        more = (kwargs,) if self.with_kwargs else ()
+        returned = self.run((args, kwargs), lambda: self.site.fn(*self.first, module, args, *more))
         if returned is None:
             return None
-        self.edited()
         new = replacement_arguments(
             args, kwargs, returned, self.where, with_kwargs=self.with_kwargs, is_tensor=self.backend.tensor_types
         )
@@ -104,18 +112,16 @@ class ForwardHook(_CallHook):
         return self.site.fn(*self.first, module, args, output)
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not self.site.applies(self.backend):
+        if not self.site.applies:
             return None
-        self.count()
-        new = self._call(module, args, kwargs, output)
+        new = self.run(output, lambda: self._call(module, args, kwargs, output))
         if new is None:
             return None
-        self.edited()
         check_replacement(self.backend, output, new, self.where, self.allow)
         return new
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-        if self.site.live:
+        if self.site.live and not self.backend.is_early_stop(error):
             self.count()
             self._call(module, args, kwargs, None)
 

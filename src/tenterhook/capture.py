@@ -25,6 +25,7 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
+_GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
 """``(event, call, kind, slot, tensor or error)``; events are ``start``, ``end``, ``raised``, ``value`` and ``backward``."""
@@ -39,6 +40,7 @@ class CaptureOptions:
     sketch: bool = True
     recompute: bool = False
     on_error: str = "warn"
+    scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
 
 
@@ -64,11 +66,13 @@ class Capture:
         self.hook_ns = 0
         self.calls_recorded = 0
         self.values_recorded = 0
+        self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
         self._listener = listener
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
         self._block = self._new_block()
         self._leaf_taps: dict[tuple[int, int, str], Detachable] = {}
+        self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: dict[int, list[LiveCall]] = {}  # backward pass -> calls with gradients still missing in it
         self._types = backend.tensor_types
         kinds = options.kinds
@@ -172,7 +176,7 @@ class Capture:
         for slot, tensor in leaves(output, self._types):
             if self._wants_output and call.recorded:
                 self.value(call, "output", slot, tensor)
-            if self._wants_grad_output:
+            if self._wants_grad_output and call.expects_gradient:
                 self._tap(call, "grad_output", slot, tensor, module)
 
     def _failed(
@@ -180,7 +184,8 @@ class Capture:
     ) -> None:
         call = self.tracker.end(watched)
         if call is not None and call.recorded:
-            self._call_row(call, f"{type(error).__name__}: {error}")
+            stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+            self._call_row(call, None if stopped else f"{type(error).__name__}: {error}")
 
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
@@ -241,8 +246,19 @@ class Capture:
             ))  # fmt: skip
             self.values_recorded += 1
 
+    def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
+        """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
+        token = self.backend.backward_token()
+        if token != self._scale[0] or token == -1:
+            self._scale = (token, float(self.options.scaler.get_scale()))
+        scale = self._scale[1]
+        return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
+
     def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any) -> None:
         backend = self.backend
+        unscaled = None
+        if self.options.scaler is not None and place[5] in _GRADIENTS:
+            tensor, unscaled = self._unscale(tensor)
         shape, dtype, device = backend.summary(tensor)
         key = None
         if watched.keep:
@@ -252,7 +268,7 @@ class Capture:
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note))
+            self._block.rows.append((row, *place, shape, dtype, device, key, note or unscaled))
             self.values_recorded += 1
 
     def _next_row(self) -> int:
@@ -283,6 +299,8 @@ class Capture:
         # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
         target = call.forward if call.forward is not None else call
         token = self.backend.backward_token()
+        if target is not call and token != call.token:
+            self._outer_passes[token] = call.token  # with reentry a region's gradients come in a pass of their own
         if target.token != token:
             self._begin_backward(target, token)
         target.watched.gradient_count += 1
@@ -300,8 +318,11 @@ class Capture:
             self._passes[token] = []
             if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token)):
                 self._passes = {token: []}
+        passes = [token]
+        while passes[-1] in self._outer_passes:
+            passes.append(self._outer_passes[passes[-1]])
         parent = call.parent
-        while parent is not None and parent.token != token:
+        while parent is not None and parent.token not in passes:
             parent = parent.parent
         call.backward_depth = 0 if parent is None else parent.backward_depth + 1
         watched = call.watched
@@ -315,6 +336,7 @@ class Capture:
 
     def _end_backward(self, token: int) -> None:
         """Tell the gradients that did not come from those that are zero."""
+        self._outer_passes.pop(token, None)
         seen: set[int] = set()
         for call in self._passes.pop(token, ()):
             if id(call) in seen:
@@ -330,16 +352,16 @@ class Capture:
         backend = self.backend
         names = call.watched.input_names
         aliases: dict[str, Any] = {}
-        call.pending = {}
         settle: list[tuple[Any, int | None, Any, Any]] = []
         for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
             if not backend.wants_gradient(tensor):
                 continue
-            alias = backend.alias(tensor)
+            alias = aliases[slot] = backend.alias(tensor)
+            if not call.expects_gradient:
+                continue
             inner = self._tap(call, "grad_input", slot, alias, None)
             # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
             outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            aliases[slot] = alias
             settle.append((tensor, backend.version(tensor), inner, outer))
         if not aliases:
             call.watched.no_gradient["no input requires a gradient"] += 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
 
 __all__ = ["Handle", "HookSite", "check_signature", "name_of"]
@@ -47,7 +50,7 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
-    __slots__ = ("_attachment", "fired", "fn", "kind", "lingering", "live", "path", "reason", "recomputed")
+    __slots__ = ("_attachment", "_repeating", "fired", "fn", "kind", "live", "path", "reason", "recomputed")
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
         self.kind = kind
@@ -55,10 +58,10 @@ class HookSite:
         self.fn = fn
         self.fired = 0
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
-        self.lingering = 0  # edits in checkpointed regions that have yet to be repeated
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
         self._attachment: Detachable | None = None
+        self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
         """Keep what the framework gave for our hook."""
@@ -69,24 +72,31 @@ class HookSite:
         """Whether the framework still holds our hook."""
         return self.live and self._attachment is not None and self._attachment.live
 
-    def applies(self, backend: Backend) -> bool:
+    @property
+    def applies(self) -> bool:
         """Whether the callback is to run now: until it is removed, and after that where checkpointing repeats an edited call."""
-        return self.live or (self.lingering > 0 and backend.in_backward())
+        return self.live or threading.get_ident() in self._repeating
 
-    def repeated(self) -> None:
-        """An edit has been applied again in a recomputation; the last one lets a removed hook go."""
-        if self.lingering:
-            self.lingering -= 1
-            if not self.live and not self.lingering:
-                self._detach()
+    def repeat_in(self, regions: Iterable[Region]) -> None:
+        """Run again, removed or not, where these checkpointed regions are recomputed: the value was changed in them."""
+        for region in regions:
+            region.on_rerun(self, partial(self._again, self._attachment), self._attachment)
+
+    @contextlib.contextmanager
+    def _again(self, attachment: Detachable | None) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._repeating.append(thread)
+        self._attachment = attachment  # a region inside the repeated one is to have it, too
+        try:
+            yield
+        finally:
+            self._repeating.remove(thread)
+            if not self.live and not self._repeating:
+                self._attachment = None
 
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
-        if not self.lingering:
-            self._detach()
-
-    def _detach(self) -> None:
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None

@@ -23,6 +23,7 @@ from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
+from tenterhook.sampling import Sampling
 from tenterhook.select import Selection, describe, resolve
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tenterhook.recording.call import Call, ModuleView
     from tenterhook.recording.coverage import Coverage
 
-__all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "Sampling", "capture_options", "check_kinds", "record"]
+__all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "capture_options", "check_kinds", "record"]
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind)
 """Everything that can be recorded."""
@@ -56,7 +57,14 @@ def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[st
 
 
 def capture_options(
-    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool
+    kinds: frozenset[str],
+    *,
+    stats: str | None,
+    sketch: bool,
+    recompute: bool,
+    on_error: str,
+    to_disk: bool,
+    scaler: Any = None,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -67,12 +75,18 @@ def capture_options(
         raise TenterhookError(f"stats={stats!r} is not known\n  use 'basic' or None")
     if on_error not in ("warn", "raise"):
         raise TenterhookError(f"on_error={on_error!r} is not known\n  use 'warn' or 'raise'")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise TenterhookError(
+            f"scaler= needs a GradScaler, something with get_scale(), got {type(scaler).__name__}\n"
+            "  pass the scaler whose scale(loss) you call backward on"
+        )
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
         sketch=sketch,
         recompute=recompute,
         on_error=on_error,
+        scaler=scaler,
         to_numpy=to_disk,
     )
 
@@ -283,48 +297,6 @@ class Recorder:
         return f"<Recorder of {type(self._model).__name__}, {self._state}: {seen}>"
 
 
-class Sampling:
-    """Which steps are recorded.
-
-    Args:
-        every: every n-th step.
-        steps: these steps only: numbers, a range or a slice-like text ``"0:100:10,500"``.
-    """
-
-    def __init__(self, every: int = 1, steps: Iterable[int] | str | None = None) -> None:
-        if every < 1:
-            raise TenterhookError(f"every={every} records nothing\n  use 1 for each step, 10 for every tenth")
-        self._every = every
-        self._steps = None if steps is None else self._parse(steps)
-
-    def wants(self, step: int) -> bool:
-        """Whether this step is to be recorded."""
-        if self._steps is not None and not any(step in part for part in self._steps):
-            return False
-        return step % self._every == 0
-
-    @staticmethod
-    def _parse(steps: Iterable[int] | str) -> list[Collection[int]]:
-        if isinstance(steps, range):
-            return [steps]
-        if not isinstance(steps, str):
-            return [frozenset(int(step) for step in steps)]
-        parts: list[Collection[int]] = []
-        for item in steps.split(","):
-            try:
-                numbers = [int(number) if number.strip() else None for number in item.split(":")]
-                if len(numbers) == 1 and numbers[0] is not None:
-                    parts.append(range(numbers[0], numbers[0] + 1))
-                    continue
-                start, stop, stride = (*numbers, None, None)[:3]
-                parts.append(range(start or 0, 2**62 if stop is None else stop, stride or 1))
-            except ValueError:
-                raise TenterhookError(
-                    f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500"
-                ) from None
-        return parts
-
-
 def record(
     model: Any,
     select: Selection = None,
@@ -339,6 +311,7 @@ def record(
     budget: int | None = None,
     overwrite: bool = False,
     recompute: bool = False,
+    scaler: Any = None,
     fused: Literal["open", "keep"] = "open",
     on_error: Literal["warn", "raise"] = "warn",
     note: str | None = None,
@@ -363,6 +336,8 @@ def record(
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
+        scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
+            as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).
         fused: ``"keep"`` leaves fused fast paths as they are, and what runs in them unseen.
         on_error: what a fault of ours does: stop the recording and warn, or raise.
         note: words of your own to keep with the recording.
@@ -378,7 +353,13 @@ def record(
     keeps = tensors is not False and tensors is not None
     wanted = check_kinds(kinds, tensors=keeps)
     options = capture_options(
-        wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None
+        wanted,
+        stats=stats,
+        sketch=sketch,
+        recompute=recompute,
+        on_error=on_error,
+        to_disk=to is not None,
+        scaler=scaler,
     )
     sampling = Sampling(every, steps)
     entries = backend.entries(model)

@@ -21,10 +21,11 @@ from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
-from tenterhook.recorder import PARAMETER_KINDS, Sampling, capture_options, check_kinds
+from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
+from tenterhook.sampling import Sampling
 from tenterhook.tracker import Watched
 
 __all__ = ["RecordSummary", "ScriptRecorder"]

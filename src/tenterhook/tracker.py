@@ -7,15 +7,17 @@ framework beyond the backend's answers, and stores nothing once a call and its g
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, Region
 from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
 
@@ -97,12 +99,14 @@ class LiveCall:
         "pending",
         "phase",
         "recorded",
+        "regions",
         "seq",
         "settle",
         "start_ns",
         "step",
         "thread",
         "token",
+        "tracks",
         "watched",
     )
 
@@ -121,12 +125,52 @@ class LiveCall:
         self.recorded = False  # it has a row of its own
         self.phase = "forward"
         self.forward: LiveCall | None = None  # of a recomputation: the call that it repeats
-        self.token = -1  # of the backward pass that reached this call last
+        self.tracks = False  # gradients were tracked as it began
+        self.regions: Sequence[Region] = ()  # checkpointed regions that it runs in
+        self.token = -1  # of the backward pass that reached this call last; of a recomputation: that it runs in
         self.pass_number = -1
         self.backward_seq = -1
         self.backward_depth = 0
         self.pending: dict[tuple[str, str], int] = {}  # gradients expected -> backward pass that brought them last
         self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
+
+    @property
+    def expects_gradient(self) -> bool:
+        """Whether gradients may come by way of this run of the call.
+
+        Checkpointing without reentry never differentiates what it recomputed, with reentry it differentiates only that.
+        """
+        return self.phase != "recompute" or (self.forward is not None and not self.forward.pending)
+
+
+class _RegionCalls:
+    """The calls of a checkpointed region, in the order of its first run; called for a context in which it runs again."""
+
+    __slots__ = ("_tracker", "calls")
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.calls: dict[Watched, list[LiveCall]] = {}
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self._tracker.rerunning(self)
+
+
+class _Rerun:
+    """A region that is being run again: how many calls of each module have come back so far."""
+
+    __slots__ = ("_counts", "_first")
+
+    def __init__(self, first: _RegionCalls) -> None:
+        self._first = first
+        self._counts: Counter[Watched] = Counter()
+
+    def next_of(self, watched: Watched) -> LiveCall | None:
+        """Return the call of the first run that the next call of ``watched`` repeats; None where that was not seen."""
+        calls = self._first.calls.get(watched, ())
+        index = self._counts[watched]
+        self._counts[watched] += 1
+        return calls[index] if index < len(calls) else None
 
 
 class Tracker:
@@ -145,6 +189,7 @@ class Tracker:
         self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
+        self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self._sequence = itertools.count()
         self._home_thread = threading.get_ident()
         self._origin_ns = time.perf_counter_ns()
@@ -180,29 +225,77 @@ class Tracker:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        parent = stack[-1] if stack else None
-        step = self._begin_outermost(watched, thread) if parent is None else parent.step
-        if parent is not None and not parent.recorded:
-            parent = parent.parent
+        outer = stack[-1] if stack else None
+        repeats = (thread in self._reruns or self._in_backward()) and self._repeats(watched, thread)
+        if repeats:
+            step = repeats.step
+        elif outer is not None:
+            step = outer.step
+        else:
+            step = self._begin_outermost(watched, thread) if repeats is False else self.step
+        parent = outer.parent if outer is not None and not outer.recorded else outer
         call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
-        if watched.step != step:
-            watched.step = step
+        self._find_regions(call, outer)
+        if repeats is False:
+            self._number(call)
+        else:
+            call.phase, call.token = "recompute", self._backend.backward_token()
+            if repeats is not None:
+                call.forward, call.number = repeats, repeats.number
+        for region in call.regions:  # those in a region that is run again are new ones
+            region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
+        stack.append(call)
+        return call
+
+    def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
+        """Find the call that one in a backward pass repeats.
+
+        None where that was not seen, False for a call that repeats nothing: somebody makes it in a hook.
+        """
+        reruns = self._reruns.get(thread)
+        if reruns:
+            return reruns[-1].next_of(watched)
+        if self._backend.is_recomputing():
+            return None
+        if not self._in_backward() or watched.step != self.step or watched.recomputed >= len(watched.step_calls):
+            return False
+        # A checkpointing that is not the framework's. Regions come back last first; so then do the calls of a module.
+        watched.recomputed += 1
+        return watched.step_calls[-watched.recomputed]
+
+    def _find_regions(self, call: LiveCall, outer: LiveCall | None) -> None:
+        call.tracks = self._tracks_gradients()
+        # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
+        known = outer is not None and not call.tracks and not outer.tracks
+        call.regions = outer.regions if outer is not None and known else self._backend.regions()
+
+    def _number(self, call: LiveCall) -> None:
+        watched = call.watched
+        if watched.step != call.step:
+            watched.step = call.step
             watched.numbers = {}
             watched.step_calls = []
             watched.recomputed = 0
-        if self._in_backward() and watched.recomputed < len(watched.step_calls):
-            # Checkpointed regions are recomputed last first; within one module the calls come back in that order, too.
-            watched.recomputed += 1
-            call.phase = "recompute"
-            call.forward = watched.step_calls[-watched.recomputed]
-            call.number = call.forward.number
-        else:
-            call.number = watched.numbers.get(thread, 0)
-            watched.numbers[thread] = call.number + 1
+        call.number = watched.numbers.get(call.thread, 0)
+        watched.numbers[call.thread] = call.number + 1
+        watched.call_count += 1
+        if not call.regions:
             watched.step_calls.append(call)
-            watched.call_count += 1
-        stack.append(call)
-        return call
+
+    @contextlib.contextmanager
+    def rerunning(self, first: _RegionCalls) -> Iterator[None]:
+        """Follow a region that is run again; the framework breaks it off as soon as it has what it needs."""
+        thread = threading.get_ident()
+        stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
+        height = len(stack)
+        reruns.append(_Rerun(first))
+        try:
+            yield
+        finally:
+            reruns.pop()
+            if not reruns:
+                self._reruns.pop(thread, None)
+            del stack[height:]
 
     def end(self, watched: Watched) -> LiveCall | None:
         """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError
 from tenterhook.select import Entry
@@ -25,6 +25,7 @@ __all__ = [
     "Detachable",
     "Failed",
     "ParameterEntry",
+    "Region",
     "Summary",
     "find_backend",
     "loaded_backends",
@@ -43,6 +44,9 @@ Summary = tuple[tuple[int, ...], str, str]
 """Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
 
 
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
+
+
 class Detachable(Protocol):
     """Something that was put on and comes off."""
 
@@ -53,6 +57,20 @@ class Detachable(Protocol):
 
     def remove(self) -> None:
         """Take it off. A second call does nothing."""
+        ...
+
+
+class Region(Protocol):
+    """A part of a forward under activation checkpointing, which the backward pass runs again."""
+
+    def on_rerun(self, key: object, around: AroundT, attachment: Detachable | None = None) -> AroundT:
+        """Have it run inside ``around()`` whenever it is run again; a key's first registration holds and is returned.
+
+        Args:
+            key: whose registration this is.
+            around: makes the context.
+            attachment: hooks that are put back, if they have come off by then, for the time of the second run.
+        """
         ...
 
 
@@ -177,8 +195,23 @@ class Backend(Protocol):
         """Whether what runs now is being tracked for a backward pass."""
         ...
 
-    def in_checkpoint(self) -> bool:
-        """Whether this forward runs in a checkpointed region, so that it will run again in the backward pass."""
+    def regions(self) -> Sequence[Region]:
+        """Return the checkpointed regions around the forward that runs now: they will run again in the backward pass."""
+        ...
+
+    def is_recomputing(self) -> bool:
+        """Whether the forward that runs now is a checkpointed region's, run again in a backward pass."""
+        ...
+
+    def was_changed_by(self, key: object) -> bool:
+        """In a recomputation, whether the region's first run was registered for ``key`` (:meth:`Region.on_rerun`).
+
+        True outside of recomputations, and where it cannot be told.
+        """
+        ...
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        """Whether an exception is the framework's own, to end a recomputation that has all it needs."""
         ...
 
     def in_backward(self) -> bool:
@@ -212,6 +245,10 @@ class Backend(Protocol):
 
     def difference(self, kept: Any, other: Any) -> Any:
         """Return ``kept - other`` of two kept tensors."""
+        ...
+
+    def unscaled(self, gradient: Any, scale: float) -> Any:
+        """Return a gradient divided by the factor of loss scaling, half precision as float32 so that nothing is lost."""
         ...
 
     def numel(self, tensor: Any) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +12,7 @@ from tenterhook.backends import ParameterEntry
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 
-__all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "is_compiled", "list_modules", "list_parameters"]
-
-_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
+__all__ = ["blind_spots", "check", "has_optimizer", "is_compiled", "list_modules", "list_parameters"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module; by name, so that nothing is imported for it
@@ -145,19 +141,4 @@ def has_optimizer(model: nn.Module) -> bool:
             for group in getattr(candidate, "param_groups", ()):
                 if any(id(parameter) in parameters for parameter in group["params"]):
                     return True
-    return False
-
-
-def in_checkpoint() -> bool:
-    """Look for activation checkpointing around the present forward: by its saved-tensor hook, or by its frame."""
-    if torch.is_grad_enabled():
-        top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
-        hooks = top(False) if top is not None else None
-        return hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
-    frame = sys._getframe(1)
-    while frame is not None:
-        # with reentry the first pass runs without gradients inside an autograd function, which leaves no other trace
-        if frame.f_code.co_name == "forward" and frame.f_code.co_filename.endswith("checkpoint.py"):
-            return True
-        frame = frame.f_back
     return False

@@ -19,8 +19,10 @@ from torch.nn.modules import module as _module_registries
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
+from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Region, Summary
+from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
+from tenterhook.backends._torch_attachments import Attachment
 from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
@@ -83,29 +85,6 @@ class _AfterHook(_Hook):
                     self.failed(module, args, kwargs, error)
                 return None
         return None if self.after is None else self.after(module, args, kwargs, output)
-
-
-class _Attachment:
-    """Our hooks on one module."""
-
-    __slots__ = ("_handles",)
-
-    def __init__(self, handles: list[Any]) -> None:
-        self._handles = handles
-
-    @property
-    def live(self) -> bool:
-        return bool(self._handles) and all(_is_live(handle) for handle in self._handles)
-
-    def remove(self) -> None:
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-
-
-def _is_live(handle: Any) -> bool:
-    table = handle.hooks_dict_ref()
-    return table is not None and handle.id in table
 
 
 class _AnyCall:
@@ -179,18 +158,18 @@ class TorchBackend:
             for handle in handles:
                 handle.remove()
             raise
-        return _Attachment(handles)
+        return Attachment(handles)
 
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
-        return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
+        return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
 
     def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             fn(optimizer)
 
-        return _Attachment([register_optimizer_step_post_hook(after_step)])
+        return Attachment([register_optimizer_step_post_hook(after_step)])
 
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
@@ -240,13 +219,22 @@ class TorchBackend:
         return tensor.is_leaf
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad
+        return tensor.requires_grad and torch.is_grad_enabled()
 
     def tracks_gradients(self) -> bool:
         return torch.is_grad_enabled()
 
-    def in_checkpoint(self) -> bool:
-        return models.in_checkpoint()
+    def regions(self) -> Sequence[Region]:
+        return checkpoint.regions()
+
+    def is_recomputing(self) -> bool:
+        return _current_graph_task() != -1 and checkpoint.is_recomputing()
+
+    def was_changed_by(self, key: object) -> bool:
+        return _current_graph_task() == -1 or checkpoint.was_changed_by(key)
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        return checkpoint.is_early_stop(error)
 
     def in_backward(self) -> bool:
         return _current_graph_task() != -1
@@ -322,6 +310,11 @@ class TorchBackend:
 
     def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return kept - other
+
+    def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        with torch.no_grad():
+            whole = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+            return whole / scale
 
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
