@@ -40,7 +40,7 @@ class HookSet:
         self._handles: list[Handle] = []
         self._closed = False
         self._stack = self._backend.seeing_everything(model)
-        self._told = list(self._stack.__enter__())
+        self._told = self._stack.__enter__()
 
     # --- registration ----------------------------------------------------------------------------------------------
     def forward_pre(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -112,7 +112,7 @@ class Recorder:
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
-        self._told: list[str] = []
+        self._told: Sequence[str] = ()
         self._began_ns = 0
         self._recording: Recording | None = None
         if isinstance(sink, MemorySink):
@@ -126,8 +126,8 @@ class Recorder:
         self._state = "running"
         self._began_ns = time.perf_counter_ns()
         try:
-            if self._fused != "keep":
-                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model)))
+            hidden = self._model if self._fused != "keep" else None
+            self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
             self._settle_hooks()
@@ -225,6 +225,7 @@ class Recorder:
         )
         manifest.steps = self._capture.tracker.steps_seen
         manifest.partial = manifest.partial or self._capture.failure
+        manifest.told = list(self._told)
         return manifest
 
     @property

@@ -120,6 +120,7 @@ class ScriptRecorder:
         self._attachments: list[Detachable] = []
         self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
+        self._told: list[Sequence[str]] = []
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -139,6 +140,8 @@ class ScriptRecorder:
         if not self._running or os.getpid() != self._pid:
             return
         backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
+        # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
+        self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
             backend.on_any_call(self._is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs))
         )
@@ -151,7 +154,6 @@ class ScriptRecorder:
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
         if self._log is not None:
             self._log.summary = backend.summary
-        self._stack.enter_context(backend.seeing_everything(None))
         self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
         return self._capture
 
@@ -189,6 +191,7 @@ class ScriptRecorder:
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.ended = now()
         manifest.models = [model.manifest for model in self._models]
+        manifest.told = [sentence for told in self._told for sentence in told]
         if self._capture is not None:
             manifest.steps = self._capture.tracker.steps_seen
             manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=wall)

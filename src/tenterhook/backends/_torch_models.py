@@ -14,7 +14,7 @@ from tenterhook.backends import ParameterEntry
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 
-__all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "is_compiled", "list_modules", "list_parameters"]
+__all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "list_modules", "list_parameters"]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 
@@ -113,10 +113,6 @@ def check(model: nn.Module) -> None:
                 f"{where} is a script module ({type(module).__name__}): TorchScript runs no Python hooks inside it\n"
                 "  hook the model that it was made from, before torch.jit.script or torch.jit.trace"
             )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def blind_spots(model: nn.Module) -> dict[str, str]:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
 from tenterhook.backends import _torch_models as models
+from tenterhook.backends._torch_fast_paths import closed_fast_paths
 from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
@@ -195,25 +196,8 @@ class TorchBackend:
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
 
-    @contextlib.contextmanager
-    def seeing_everything(self, model: nn.Module | None) -> Iterator[Sequence[str]]:
-        """Leave the fused transformer path and compiled code for as long as the session lasts."""
-        told: list[str] = []
-        with contextlib.ExitStack() as stack:
-            kinds = () if model is None else tuple(model.modules())
-            if any(
-                isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention))
-                for module in kinds
-            ):
-                enabled = torch.backends.mha.get_fastpath_enabled()
-                if enabled:
-                    torch.backends.mha.set_fastpath_enabled(False)
-                    stack.callback(torch.backends.mha.set_fastpath_enabled, enabled)
-                    told.append("fused transformer path off: results may differ in the last bits from the fused ones")
-            if any(models.is_compiled(module) for module in kinds):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                told.append("compiled modules run eager: compiled code does not call hooks")
-            yield told
+    def seeing_everything(self, model: nn.Module | None) -> contextlib.AbstractContextManager[Sequence[str]]:
+        return closed_fast_paths(model)
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def tap(
@@ -279,7 +263,7 @@ class TorchBackend:
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
         if _functorch.is_functorch_wrapped_tensor(tensor):
-            if _functorch.is_batchedtensor(tensor):
+            if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
             tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
@@ -290,7 +274,7 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with torch.no_grad():
+        with self.untracked():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if not plain.is_cpu:
                 plain = plain.cpu()
@@ -301,7 +285,7 @@ class TorchBackend:
         tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor = tensor.to_local()  # type: ignore[attr-defined]
-        with torch.no_grad():
+        with self.untracked():
             plain = tensor.detach()
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
@@ -323,8 +307,11 @@ class TorchBackend:
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 
-    def untracked(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
+    @contextlib.contextmanager
+    def untracked(self) -> Iterator[None]:
+        # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            yield
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -344,6 +331,14 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
