@@ -94,13 +94,23 @@ def _fused_path_off() -> Callable[[], None] | None:
 
 
 def _compiler_off() -> Callable[[], None]:
-    try:
-        stance: Any = torch.compiler.set_stance("force_eager")
-    except RuntimeError as error:
+    if _in_compiled_code():
         raise UnsupportedError(
             "a session cannot begin inside compiled code\n"
             "  open it around the call of what is compiled; the session has that code run eager"
-        ) from error
+        )
+    return _force_eager()
+
+
+def _in_compiled_code() -> bool:
+    """Whether torch would compile the frames that are called from here."""
+    compiler = sys.modules.get("torch._C._dynamo.eval_frame")
+    return compiler is not None and compiler.get_eval_frame_callback() not in (None, False)
+
+
+@torch._disable_dynamo  # the compiler refuses to meet set_stance
+def _force_eager() -> Callable[[], None]:
+    stance: Any = torch.compiler.set_stance("force_eager")
     return lambda: stance.__exit__(None, None, None)
 
 
