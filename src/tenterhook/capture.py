@@ -93,7 +93,7 @@ class Capture:
     def attach(self, watched: Watched) -> None:
         """Put hooks around the calls of a watched module."""
         module = watched.ref()
-        if module is None or watched.attachment is not None:
+        if module is None or watched.attachment is not None or watched.closed:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))

@@ -21,6 +21,7 @@ from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
+from tenterhook.reasons import WeightUse
 from tenterhook.recorder import PARAMETER_KINDS, Sampling, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost
@@ -58,6 +59,7 @@ class _Model:
         self.structure = [(one.path, one.type) for one in watched]
         self.manifest = model_manifest(module, name, watched)
         self.parameters: ParameterWatch | None = None
+        self.weights: WeightUse | None = None
 
 
 class ScriptRecorder:
@@ -183,7 +185,7 @@ class ScriptRecorder:
         assert self._capture is not None and self._backend is not None
         rows = []
         for model in self._models:
-            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture)
+            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
         return rows
 
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
@@ -273,6 +275,7 @@ class ScriptRecorder:
                 number += 1
             self._models.append(model)
         model.manifest.name = model.name
+        model.weights = WeightUse(backend, module)
         if self._options.kinds & PARAMETER_KINDS:
             model.parameters = ParameterWatch(capture, module, watched)
         for one in watched:
@@ -324,6 +327,9 @@ class ScriptRecorder:
         for model in self._models:
             if model.parameters is not None:
                 model.parameters.step_ended(step)
+            root = model.ref()
+            if step == 0 and model.weights is not None and root is not None:
+                model.weights.look(root)  # gradients are cleared next
         capture.watched = [one for one in capture.watched if one.ref() is not None]
         if self._sampling.wants(step + 1):
             capture.active = True

@@ -163,7 +163,9 @@ def test_a_compiled_layer_in_a_plain_model_has_one_record() -> None:
     assert rec.told == [TOLD]
 
 
-@pytest.mark.parametrize("options", [{"backend": "eager"}, {"backend": "eager", "fullgraph": True}, {"backend": "aot_eager"}])
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"backend": "eager", "fullgraph": True}, {"backend": "aot_eager"}]
+)
 def test_every_call_is_recorded_once(options: dict[str, Any]) -> None:
     """Row 17: calls 1 and 2 give one record each, also with fullgraph."""
     net = torch.compile(make_net(), **options)

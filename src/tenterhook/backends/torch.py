@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, cast
 
 import ml_dtypes
 import torch
@@ -22,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._torch_fast_paths import closed_fast_paths
-from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -119,9 +120,27 @@ class _AnyCall:
         self._fn = fn
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._wanted(module):
+        # of a wrapper the module inside bears the name, and is called next
+        if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
             self._fn(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+
+class _Unwarned:
+    """Keeps torch from warning, at each call of a compiled module, that there is a global hook: that is ours."""
+
+    id = 0
+
+    def __init__(self) -> None:
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
+
+    def hooks_dict_ref(self) -> dict[int, object]:
+        return {self.id: self}
+
+    def remove(self) -> None:
+        with contextlib.suppress(ValueError):  # the user has set the filters anew
+            cast("list[Any]", warnings.filters).remove(self._filter)
 
 
 class TorchBackend:
@@ -132,12 +151,17 @@ class TorchBackend:
     tells_backward_end = True
 
     def is_model(self, value: object) -> bool:
-        return isinstance(value, (nn.Module, torch.jit.ScriptFunction))
+        return isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or models.is_exported(value)
 
     def check(self, model: Any) -> None:
         if isinstance(model, torch.jit.ScriptFunction):
             raise UnsupportedError(
                 "a script function runs no Python hooks\n  hook the module that it was made from, before torch.jit.script"
+            )
+        if models.is_exported(model):
+            raise UnsupportedError(
+                "an exported program is no module and runs no hooks\n"
+                "  hook what exported.module() gives (its graph calls few modules), or the model before torch.export"
             )
         models.check(model)
 
@@ -149,6 +173,9 @@ class TorchBackend:
 
     def blind_spots(self, model: nn.Module) -> dict[str, str]:
         return models.blind_spots(model)
+
+    def fused(self, model: nn.Module) -> Collection[str]:
+        return models.fused(model)
 
     def forward_function(self, module: nn.Module) -> Callable[..., Any]:
         return module.forward
@@ -185,7 +212,7 @@ class TorchBackend:
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
-        return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
+        return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
 
     def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -210,8 +237,10 @@ class TorchBackend:
     ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
-        if accumulated or _is_dtensor(parameter):  # hooks on sharded parameters never fire, those after accumulation do
+        if accumulated:
             return PostAccumulateTap(parameter, fn)
+        if _is_dtensor(parameter):
+            return ShardTap(parameter, fn)
         return tap_tensor(parameter, fn, None, None)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
