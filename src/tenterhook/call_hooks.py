@@ -189,6 +189,8 @@ class BackwardHook(_CallHook):
                     self.site.reason = f"no gradient: {tap}"
             expected.append(not isinstance(tap, str))
         gradients.expect("output", [slot for slot, _ in entries], expected)
+        if any(expected):
+            self.site.calls += 1
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         self._take()

@@ -97,7 +97,7 @@ class Capture:
     def attach(self, watched: Watched) -> None:
         """Put hooks around the calls of a watched module."""
         module = watched.ref()
-        if module is None or watched.attachment is not None:
+        if module is None or watched.attachment is not None or watched.closed:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
@@ -264,7 +264,8 @@ class Capture:
         if watched.keep:
             kept = backend.keep(tensor)
             key = str(place[0])
-            self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept)
+            if not self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept):
+                key = None  # over budget, or the disk is full: the manifest says so
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None

@@ -157,6 +157,7 @@ class Gathering:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._clock = itertools.count()
+        self.passes = 0  # backward passes that have reached some call
         self._open: dict[tuple[int, int], list[CallGradients]] = {}  # (thread, backward pass) -> calls
 
     def tick(self) -> int:
@@ -170,6 +171,7 @@ class Gathering:
         calls = self._open.get(key)
         if calls is None:
             calls = self._open[key] = []
+            self.passes += 1
             self._backend.at_backward_end(lambda: self._finish(key))
         for later in sorted((one for one in calls if one.begun > call.ended), key=lambda one: -one.begun):
             later.finish()

@@ -50,13 +50,14 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
-    __slots__ = ("_attachment", "_repeating", "fired", "fn", "kind", "live", "path", "reason", "recomputed")
+    __slots__ = ("_attachment", "_repeating", "calls", "fired", "fn", "kind", "live", "path", "reason", "recomputed")
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
         self.kind = kind
         self.path = path
         self.fn = fn
         self.fired = 0
+        self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known

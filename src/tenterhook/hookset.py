@@ -14,6 +14,8 @@ from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
 from tenterhook.errors import HookError
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature, name_of
+from tenterhook.parameters import tap_parameter
+from tenterhook.reasons import SiteReasons, WeightUse
 from tenterhook.replacing import ALLOWANCES, check_replacement
 from tenterhook.select import Entry, Selection, resolve
 
@@ -33,14 +35,14 @@ class HookSet:
         self._backend: Backend = find_backend(model)
         self._backend.check(model)
         self._entries = self._backend.entries(model)
-        self._model_name = type(model).__name__
-        self._blind = self._backend.blind_spots(model)
+        self._model_name = type(self._entries[0].module).__name__
         self._parameters = self._backend.parameters(model)
+        self._weights = WeightUse(self._backend, model)
         self._gathering = Gathering(self._backend)
         self._handles: list[Handle] = []
         self._closed = False
         self._stack = self._backend.seeing_everything(model)
-        self._told = list(self._stack.__enter__())
+        self._told = self._stack.__enter__()
 
     # --- registration ----------------------------------------------------------------------------------------------
     def forward_pre(
@@ -155,13 +157,19 @@ class HookSet:
             Entry(path=one.name, module=one.parameter, aliases=one.aliases, type_names=(type(one.parameter).__name__,))
             for one in self._parameters
         ]
+        modules = {entry.path: entry.module for entry in self._entries}
+        owners = {one.name: modules.get(one.path) for one in self._parameters}
         chosen = resolve(select, entries, what="parameter")
         check_signature(fn, ("name", "gradient"), "param_grad")
         sites = []
         for entry in chosen:
             site = HookSite("param_grad", entry.path, fn)
-            tap = self._backend.tap_parameter(
-                entry.module, self._gradient_callback(site, site.path), accumulated=accumulated
+            tap = tap_parameter(
+                self._backend,
+                owners[entry.path],
+                entry.module,
+                self._gradient_callback(site, site.path),
+                accumulated=accumulated,
             )
             if isinstance(tap, str):
                 site.reason = tap
@@ -241,10 +249,10 @@ class HookSet:
             return
         self._closed = True
         self._gathering.close()
+        reasons = self._reasons()
+        for site in self.sites:
+            site.reason = reasons.why(site) or None
         for handle in self._handles:
-            for site in handle.sites:
-                if not site.in_place and site.live and site.reason is None:
-                    site.reason = "hooks were removed by somebody else"
             handle.remove()
         self._stack.__exit__(None, None, None)
 
@@ -271,22 +279,24 @@ class HookSet:
 
     def why_not_fired(self, site: HookSite) -> str:
         """Say why a callback has not run; empty where it has."""
-        if site.fired:
-            return ""
-        return site.reason or self._blind.get(site.path) or "never called"
+        return (site.reason or "") if self._closed else self._reasons().why(site)
+
+    def _reasons(self) -> SiteReasons:
+        return SiteReasons(self._backend, self._entries, self.sites, self._weights, self._gathering)
 
     def __len__(self) -> int:
         return len(self.sites)
 
     def __str__(self) -> str:
         rows = [("path", "kind", "function", "fired", "")]
+        why = self._reasons().why if not self._closed else self.why_not_fired
         rows += [
             (
                 site.path or "(root)",
                 site.kind,
                 name_of(site.fn),
                 str(site.fired),
-                self.why_not_fired(site) or ("" if site.live else "removed"),
+                why(site) or ("" if site.live else "removed"),
             )
             for site in self.sites
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +15,9 @@ from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
-from tenterhook.inventory import model_manifest, modules_rows, table_of, watch_model
+from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
 from tenterhook.parameters import ParameterWatch
+from tenterhook.reasons import WeightUse
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost, Manifest
 from tenterhook.recording.memory import MemorySink
@@ -118,7 +119,9 @@ class Recorder:
         self._sampling = sampling
         self._fused = fused
         self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
-        self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
+        self._name = model_name(backend, model)
+        self._watched = watch_model(backend, model, self._name, select, tensors, keep_fused=fused == "keep")
+        self._weights: WeightUse | None = None
         self._capture.watched = self._watched
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
@@ -126,7 +129,7 @@ class Recorder:
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
-        self._told: list[str] = []
+        self._told: Sequence[str] = ()
         self._began_ns = 0
         self._recording: Recording | None = None
         if isinstance(sink, MemorySink):
@@ -140,8 +143,9 @@ class Recorder:
         self._state = "running"
         self._began_ns = time.perf_counter_ns()
         try:
-            if self._fused != "keep":
-                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model)))
+            hidden = self._model if self._fused != "keep" else None
+            self._weights = WeightUse(self._backend, self._model)
+            self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
             self._settle_hooks()
@@ -196,6 +200,8 @@ class Recorder:
     def _step_ended(self, step: int) -> None:
         if self._parameters is not None:
             self._parameters.step_ended(step)
+        if step == 0 and self._weights is not None:
+            self._weights.look(self._model)  # gradients are cleared next
         self._manifest.steps = step + 1
         self._settle_hooks()
 
@@ -228,17 +234,18 @@ class Recorder:
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
-        return table_of(modules_rows(self._backend, self._model, self._watched, self._capture))
+        return table_of(modules_rows(self._backend, self._model, self._watched, self._capture, self._weights))
 
     def _finished_manifest(self) -> Manifest:
         manifest = self._manifest
         manifest.ended = now()
-        manifest.models = [model_manifest(self._model, type(self._model).__name__, self._watched)]
+        manifest.models = [model_manifest(self._model, self._name, self._watched)]
         manifest.cost = Cost(
             hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - self._began_ns) / 1e9
         )
         manifest.steps = self._capture.tracker.steps_seen
         manifest.partial = manifest.partial or self._capture.failure
+        manifest.told = list(self._told)
         return manifest
 
     @property
@@ -294,7 +301,7 @@ class Recorder:
 
     def __repr__(self) -> str:
         seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
-        return f"<Recorder of {type(self._model).__name__}, {self._state}: {seen}>"
+        return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 
 def record(

@@ -21,6 +21,7 @@ from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
+from tenterhook.reasons import WeightUse
 from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost
@@ -74,6 +75,7 @@ class _Model:
         self.structure = [(one.path, one.type) for one in watched]
         self.manifest = model_manifest(module, name, watched)
         self.parameters: ParameterWatch | None = None
+        self.weights: WeightUse | None = None
 
 
 class ScriptRecorder:
@@ -136,6 +138,7 @@ class ScriptRecorder:
         self._attachments: list[Detachable] = []
         self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
+        self._told: list[Sequence[str]] = []
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -155,6 +158,8 @@ class ScriptRecorder:
         if not self._running or os.getpid() != self._pid:
             return
         backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
+        # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
+        self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
             backend.on_any_call(self._is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs))
         )
@@ -168,7 +173,6 @@ class ScriptRecorder:
         self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
-        self._stack.enter_context(backend.seeing_everything(None))
         self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
         return self._capture
 
@@ -198,7 +202,7 @@ class ScriptRecorder:
         assert self._capture is not None and self._backend is not None
         rows = []
         for model in self._models:
-            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture)
+            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
         return rows
 
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
@@ -206,6 +210,7 @@ class ScriptRecorder:
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.ended = now()
         manifest.models = [model.manifest for model in self._models]
+        manifest.told = [sentence for told in self._told for sentence in told]
         if self._capture is not None:
             manifest.steps = self._capture.tracker.steps_seen
             manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=wall)
@@ -287,6 +292,7 @@ class ScriptRecorder:
                 number += 1
             self._models.append(model)
         model.manifest.name = model.name
+        model.weights = WeightUse(backend, module)
         if self._options.kinds & PARAMETER_KINDS:
             model.parameters = ParameterWatch(capture, module, watched)
         for one in watched:
@@ -338,6 +344,9 @@ class ScriptRecorder:
         for model in self._models:
             if model.parameters is not None:
                 model.parameters.step_ended(step)
+            root = model.ref()
+            if step == 0 and model.weights is not None and root is not None:
+                model.weights.look(root)  # gradients are cleared next
         capture.watched = [one for one in capture.watched if one.ref() is not None]
         if self._sampling.wants(step + 1):
             capture.active = True

@@ -31,6 +31,7 @@ class Watched:
         "aliases",
         "attachment",
         "call_count",
+        "closed",
         "entry_parameters",
         "gradient_count",
         "input_names",
@@ -54,7 +55,7 @@ class Watched:
         self.model = model
         self.path = entry.path
         self.raw_path = entry.raw_path
-        self.type = type(entry.module).__name__
+        self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
         self.aliases = entry.aliases
         self.is_root = entry.path == ""
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
@@ -62,6 +63,7 @@ class Watched:
         self.keep = keep  # its tensors are kept, too
         self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
+        self.closed = False  # gets no hooks: they would change what runs
         self.lost = False  # somebody else took our hooks off
         self.entry_parameters = 0
         self.call_count = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -114,6 +114,10 @@ class Backend(Protocol):
 
     def blind_spots(self, model: Any) -> Mapping[str, str]:
         """Path -> reason, for modules whose hooks will not fire or will not see everything (compiled, fused, ...)."""
+        ...
+
+    def fused(self, model: Any) -> Collection[str]:
+        """List the paths of modules that the framework can run fused, as long as there are no hooks on them."""
         ...
 
     def forward_function(self, module: Any) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "Tap", "tap_tensor"]
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "tap_tensor"]
 
 
 class _Port:
@@ -106,3 +106,46 @@ class PostAccumulateTap:
     def remove(self) -> None:
         self.live = False
         self._handle.remove()
+
+
+class ShardTap:
+    """A callback on the gradient that one backward pass brings to a sharded parameter, which may replace it.
+
+    Hooks on sharded parameters never fire, those after accumulation do; they see the running sum, from which what was
+    there before is taken off. So the last sum is kept: as much memory as this rank's shard of the gradient.
+    """
+
+    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
+        self.live = True
+        self._fn = fn
+        self._sum: Any = None  # parameter.grad as it was left, and a copy of its values then
+        self._values: Any = None
+        self._versions = (-1, -1)
+
+        def after_accumulation(leaf: torch.Tensor) -> None:
+            if self.live and leaf.grad is not None:
+                with torch.no_grad():
+                    self._arrived(leaf)
+
+        after_accumulation.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        self._handle = parameter.register_post_accumulate_grad_hook(after_accumulation)
+
+    def _arrived(self, leaf: Any) -> None:
+        total = leaf.grad
+        # Accumulation changes the shard, and only it; what zeroes the gradient counts on the distributed tensor, too.
+        whole, shard = self._versions
+        added = self._sum is total and _versions(total) == (whole, shard + 1)
+        before = self._values if added else None
+        new = self._fn(total if before is None else total - before)
+        if new is not None:
+            leaf.grad = total = new if before is None else before + new
+        self._sum, self._values, self._versions = total, total.clone(), _versions(total)
+
+    def remove(self) -> None:
+        self.live = False
+        self._sum = self._values = None
+        self._handle.remove()
+
+
+def _versions(gradient: Any) -> tuple[int, int]:
+    return gradient._version, gradient.to_local()._version

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, cast
 
 import ml_dtypes
 import torch
@@ -23,7 +24,8 @@ from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntr
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._torch_attachments import Attachment
-from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
+from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -97,9 +99,27 @@ class _AnyCall:
         self._fn = fn
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._wanted(module):
+        # of a wrapper the module inside bears the name, and is called next
+        if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
             self._fn(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+
+class _Unwarned:
+    """Keeps torch from warning, at each call of a compiled module, that there is a global hook: that is ours."""
+
+    id = 0
+
+    def __init__(self) -> None:
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
+
+    def hooks_dict_ref(self) -> dict[int, object]:
+        return {self.id: self}
+
+    def remove(self) -> None:
+        with contextlib.suppress(ValueError):  # the user has set the filters anew
+            cast("list[Any]", warnings.filters).remove(self._filter)
 
 
 class TorchBackend:
@@ -110,12 +130,17 @@ class TorchBackend:
     tells_backward_end = True
 
     def is_model(self, value: object) -> bool:
-        return isinstance(value, (nn.Module, torch.jit.ScriptFunction))
+        return isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or models.is_exported(value)
 
     def check(self, model: Any) -> None:
         if isinstance(model, torch.jit.ScriptFunction):
             raise UnsupportedError(
                 "a script function runs no Python hooks\n  hook the module that it was made from, before torch.jit.script"
+            )
+        if models.is_exported(model):
+            raise UnsupportedError(
+                "an exported program is no module and runs no hooks\n"
+                "  hook what exported.module() gives (its graph calls few modules), or the model before torch.export"
             )
         models.check(model)
 
@@ -127,6 +152,9 @@ class TorchBackend:
 
     def blind_spots(self, model: nn.Module) -> dict[str, str]:
         return models.blind_spots(model)
+
+    def fused(self, model: nn.Module) -> Collection[str]:
+        return models.fused(model)
 
     def forward_function(self, module: nn.Module) -> Callable[..., Any]:
         return module.forward
@@ -163,7 +191,7 @@ class TorchBackend:
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
-        return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
+        return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
 
     def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -174,25 +202,8 @@ class TorchBackend:
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
 
-    @contextlib.contextmanager
-    def seeing_everything(self, model: nn.Module | None) -> Iterator[Sequence[str]]:
-        """Leave the fused transformer path and compiled code for as long as the session lasts."""
-        told: list[str] = []
-        with contextlib.ExitStack() as stack:
-            kinds = () if model is None else tuple(model.modules())
-            if any(
-                isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention))
-                for module in kinds
-            ):
-                enabled = torch.backends.mha.get_fastpath_enabled()
-                if enabled:
-                    torch.backends.mha.set_fastpath_enabled(False)
-                    stack.callback(torch.backends.mha.set_fastpath_enabled, enabled)
-                    told.append("fused transformer path off: results may differ in the last bits from the fused ones")
-            if any(models.is_compiled(module) for module in kinds):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                told.append("compiled modules run eager: compiled code does not call hooks")
-            yield told
+    def seeing_everything(self, model: nn.Module | None) -> contextlib.AbstractContextManager[Sequence[str]]:
+        return closed_fast_paths(model)
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def tap(
@@ -205,8 +216,10 @@ class TorchBackend:
     ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
-        if accumulated or _is_dtensor(parameter):  # hooks on sharded parameters never fire, those after accumulation do
+        if accumulated:
             return PostAccumulateTap(parameter, fn)
+        if _is_dtensor(parameter):
+            return ShardTap(parameter, fn)
         return tap_tensor(parameter, fn, None, None)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -267,7 +280,7 @@ class TorchBackend:
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
         if _functorch.is_functorch_wrapped_tensor(tensor):
-            if _functorch.is_batchedtensor(tensor):
+            if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
             tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
@@ -278,7 +291,7 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with torch.no_grad():
+        with self.untracked():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if not plain.is_cpu:
                 plain = plain.cpu()
@@ -289,7 +302,7 @@ class TorchBackend:
         tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor = tensor.to_local()  # type: ignore[attr-defined]
-        with torch.no_grad():
+        with self.untracked():
             plain = tensor.detach()
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
@@ -319,8 +332,11 @@ class TorchBackend:
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 
-    def untracked(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
+    @contextlib.contextmanager
+    def untracked(self) -> Iterator[None]:
+        # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            yield
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -340,6 +356,14 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -56,10 +56,11 @@ class MemorySink:
         """Keep rows of the schema `VALUES`."""
         self._append("values", batch)
 
-    def write_tensor(self, key: str, tensor: Any) -> None:
-        """Keep a tensor, of whatever framework, as it is."""
+    def write_tensor(self, key: str, tensor: Any) -> bool:
+        """Keep a tensor, of whatever framework, as it is; True, since memory has no budget."""
         with self._lock:
             self._tensors[key] = tensor
+        return True
 
     def write_modules(self, modules: pa.Table) -> None:
         """Keep the modules before the end, so that a live recording can name models; `close` replaces them."""
