@@ -84,6 +84,11 @@ class HookSite:
         """Whether the framework still holds our hook."""
         return self.live and self._attachment is not None and self._attachment.live
 
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else took our hook off."""
+        return self.live and self._attachment is not None and not self._attachment.live
+
     def applies(self, backend: Backend) -> bool:
         """Whether the callback is to run now.
 

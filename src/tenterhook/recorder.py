@@ -16,6 +16,7 @@ from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
 from tenterhook.inventory import model_manifest, modules_rows, table_of, watch_model
+from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost, Manifest
@@ -23,6 +24,7 @@ from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
+from tenterhook.sampling import Sampling
 from tenterhook.select import Selection, describe, resolve
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[st
 
 
 def capture_options(
-    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool
+    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool, ops: bool | str = False
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -67,6 +69,8 @@ def capture_options(
         raise TenterhookError(f"stats={stats!r} is not known\n  use 'basic' or None")
     if on_error not in ("warn", "raise"):
         raise TenterhookError(f"on_error={on_error!r} is not known\n  use 'warn' or 'raise'")
+    if ops not in (False, True, "all"):
+        raise TenterhookError(f"ops={ops!r} is not known\n  use True, False or 'all'")
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
@@ -74,6 +78,7 @@ def capture_options(
         recompute=recompute,
         on_error=on_error,
         to_numpy=to_disk,
+        ops=ops,
     )
 
 
@@ -106,6 +111,8 @@ class Recorder:
         self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
         self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
         self._capture.watched = self._watched
+        self._ops = OpCapture(self._capture, implementation=options.ops == "all") if options.ops else None
+        self._capture.around = None if self._ops is None else self._ops.around
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
@@ -130,6 +137,8 @@ class Recorder:
                 self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model)))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
+            if self._ops is not None:
+                self._stack.callback(self._ops.close)
             self._settle_hooks()
         except BaseException:
             self._stack.close()
@@ -203,7 +212,7 @@ class Recorder:
     def _resume_hooks(self) -> None:
         self._capture.active = True
         for watched in self._watched:
-            if watched.wanted or watched.is_root:
+            if watched.wanted or watched.is_root or self._ops is not None:  # an op's module has to be known
                 self._capture.attach(watched)
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -283,48 +292,6 @@ class Recorder:
         return f"<Recorder of {type(self._model).__name__}, {self._state}: {seen}>"
 
 
-class Sampling:
-    """Which steps are recorded.
-
-    Args:
-        every: every n-th step.
-        steps: these steps only: numbers, a range or a slice-like text ``"0:100:10,500"``.
-    """
-
-    def __init__(self, every: int = 1, steps: Iterable[int] | str | None = None) -> None:
-        if every < 1:
-            raise TenterhookError(f"every={every} records nothing\n  use 1 for each step, 10 for every tenth")
-        self._every = every
-        self._steps = None if steps is None else self._parse(steps)
-
-    def wants(self, step: int) -> bool:
-        """Whether this step is to be recorded."""
-        if self._steps is not None and not any(step in part for part in self._steps):
-            return False
-        return step % self._every == 0
-
-    @staticmethod
-    def _parse(steps: Iterable[int] | str) -> list[Collection[int]]:
-        if isinstance(steps, range):
-            return [steps]
-        if not isinstance(steps, str):
-            return [frozenset(int(step) for step in steps)]
-        parts: list[Collection[int]] = []
-        for item in steps.split(","):
-            try:
-                numbers = [int(number) if number.strip() else None for number in item.split(":")]
-                if len(numbers) == 1 and numbers[0] is not None:
-                    parts.append(range(numbers[0], numbers[0] + 1))
-                    continue
-                start, stop, stride = (*numbers, None, None)[:3]
-                parts.append(range(start or 0, 2**62 if stop is None else stop, stride or 1))
-            except ValueError:
-                raise TenterhookError(
-                    f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500"
-                ) from None
-        return parts
-
-
 def record(
     model: Any,
     select: Selection = None,
@@ -334,6 +301,7 @@ def record(
     stats: str | None = "basic",
     sketch: bool = True,
     tensors: Selection | bool = False,
+    ops: bool | Literal["all"] = False,
     every: int = 1,
     steps: Iterable[int] | str | None = None,
     budget: int | None = None,
@@ -358,6 +326,9 @@ def record(
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
+            that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
+            are only with ``"all"``.
         every: record every n-th step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
@@ -378,7 +349,7 @@ def record(
     keeps = tensors is not False and tensors is not None
     wanted = check_kinds(kinds, tensors=keeps)
     options = capture_options(
-        wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None
+        wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None, ops=ops
     )
     sampling = Sampling(every, steps)
     entries = backend.entries(model)
