@@ -100,9 +100,7 @@ class Capture:
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
         handlers = tuple(partial(self.guarded, fn, watched) for fn in (self._before, self._after, self._failed))
-        watched.attachment = self.backend.attach(
-            module, *(handlers if self.around is None else self.around(*handlers))
-        )
+        watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
 
     def detach(self, *, but: Watched | None = None) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""

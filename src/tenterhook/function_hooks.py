@@ -19,7 +19,7 @@ import wrapt
 
 from tenterhook.backends import Backend
 from tenterhook.errors import HookError
-from tenterhook.handles import HookSite, name_of, note_error
+from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement, replacement_arguments
 
 __all__ = ["FunctionHook", "describe_owner"]
@@ -110,6 +110,7 @@ class FunctionHook:
 
     @property
     def where(self) -> str:
+        """The hook, for messages."""
         return f"{self.site.kind} of {self.site.path} ({name_of(self.site.fn)})"
 
     def attach(self, owner: Any, name: str, *, first: bool) -> None:
@@ -201,12 +202,16 @@ def _function(owner: Any, name: str) -> Any:
             '  for example hooks.before(torch.nn.functional, "relu", fn)'
         )
     if not hasattr(owner, "__dict__"):
-        raise HookError(f"{place} cannot be hooked: the object has no __dict__\n  hook {type(owner).__qualname__}.{name}")
+        raise HookError(
+            f"{place} cannot be hooked: the object has no __dict__\n  hook {type(owner).__qualname__}.{name}"
+        )
     kind = owner if isinstance(owner, type) else type(owner)
     in_class = inspect.getattr_static(kind, name, _ABSENT)
     is_value = isinstance(in_class, functools.cached_property) or inspect.isdatadescriptor(in_class)
     if is_value and (isinstance(owner, type) or name not in vars(owner) or hasattr(in_class, "__set__")):
-        raise HookError(f"{place} is a {type(in_class).__name__}: it is read, not called\n  hook a function that uses it")
+        raise HookError(
+            f"{place} is a {type(in_class).__name__}: it is read, not called\n  hook a function that uses it"
+        )
     if isinstance(owner, type):
         found = in_class
         seen = getattr(owner, name, _ABSENT)

@@ -62,7 +62,12 @@ class SelectedModules(list[SelectedModule]):
     def __str__(self) -> str:
         rows = [("path", "type", "parameters", "")]
         rows += [
-            (one.path or "(root)", one.type, f"{one.parameters:,}", f"also {', '.join(one.aliases)}" if one.aliases else "")
+            (
+                one.path or "(root)",
+                one.type,
+                f"{one.parameters:,}",
+                f"also {', '.join(one.aliases)}" if one.aliases else "",
+            )
             for one in self
         ]
         return text_table(rows)

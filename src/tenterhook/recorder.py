@@ -58,7 +58,14 @@ def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[st
 
 
 def capture_options(
-    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool, ops: bool | str = False
+    kinds: frozenset[str],
+    *,
+    stats: str | None,
+    sketch: bool,
+    recompute: bool,
+    on_error: str,
+    to_disk: bool,
+    ops: bool | str = False,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 

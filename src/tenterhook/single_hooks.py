@@ -157,9 +157,7 @@ def register_load_hook(module: Any, fn: Callable[[Any, Any], None]) -> Handle:
     return Handle([site])
 
 
-def _backward(
-    kind: str, module: Any, fn: Callable[..., Any], arguments: tuple[str, ...], prepend: bool
-) -> Handle:
+def _backward(kind: str, module: Any, fn: Callable[..., Any], arguments: tuple[str, ...], prepend: bool) -> Handle:
     backend = _backend_of(module)
     check_signature(fn, arguments, kind)
     gathering = _gatherings.get(backend.name)

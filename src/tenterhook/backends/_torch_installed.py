@@ -130,10 +130,10 @@ def _is_ours(hook: Any) -> bool:
 
 
 def _site_of(hook: Any) -> Any:
-    """The record of the user's callback behind a hook of ours; None for a recording's."""
-    for part in (hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn", "__closure__"))):
-        if isinstance(part, tuple):
-            part = next((cell.cell_contents for cell in part if hasattr(cell.cell_contents, "site")), None)
+    """Find the record of the user's callback behind a hook of ours; None for a recording's."""
+    parts = [hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn"))]
+    parts += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+    for part in parts:
         for one in (part, getattr(part, "__self__", None)):
             if hasattr(one, "site"):
                 return one.site

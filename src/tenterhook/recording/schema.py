@@ -24,7 +24,9 @@ CALLS: pa.Schema = pa.schema(
         pa.field("seq", pa.int64(), nullable=False),  # order of the call's first event, per rank
         pa.field("step", pa.int64(), nullable=False),
         pa.field("model", _WORD),  # name of the outermost module: "Net", "Net-2"
-        pa.field("path", _WORD),  # relative to the model; "" is the root; a functional call is "(root)/relu", of type "op"
+        pa.field(
+            "path", _WORD
+        ),  # relative to the model; "" is the root; a functional call is "(root)/relu", of type "op"
         pa.field("type", _WORD),  # class name
         pa.field("call", pa.int32()),  # n-th call of this module in the step; backward rows bear their forward's number
         pa.field("phase", _WORD),
