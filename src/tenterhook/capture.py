@@ -41,6 +41,7 @@ class CaptureOptions:
     recompute: bool = False
     on_error: str = "warn"
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
+    ops: bool | str = False  # functional calls: those of the user's modules, or "all"
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
 
 
@@ -67,6 +68,7 @@ class Capture:
         self.calls_recorded = 0
         self.values_recorded = 0
         self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
+        self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
@@ -101,12 +103,8 @@ class Capture:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        watched.attachment = self.backend.attach(
-            module,
-            partial(self.guarded, self._before, watched),
-            partial(self.guarded, self._after, watched),
-            partial(self.guarded, self._failed, watched),
-        )
+        handlers = tuple(partial(self.guarded, fn, watched) for fn in (self._before, self._after, self._failed))
+        watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
 
     def detach(self, *, but: Watched | None = None) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
@@ -179,6 +177,16 @@ class Capture:
             if self._wants_grad_output and call.expects_gradient:
                 self._tap(call, "grad_output", slot, tensor, module)
 
+    def op_ended(self, call: LiveCall, output: Any, error: str | None) -> None:
+        """Record a functional call; one that raised has no output."""
+        if call.recorded:
+            self._call_row(call, error)
+        for slot, tensor in () if error else leaves(output, self._types):
+            if self._wants_output and call.recorded:
+                self.value(call, "output", slot, tensor)
+            if self._wants_grad_output:
+                self._tap(call, "grad_output", slot, tensor, None)
+
     def _failed(
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:
@@ -202,7 +210,7 @@ class Capture:
             (
                 call.seq, call.step, watched.model, watched.path, watched.type, call.number, call.phase, 0, call.depth,
                 None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
-                call.thread, call.start_ns, None if error else now - call.start_ns, error,
+                call.thread, call.start_ns, None if error else now - call.start_ns, error, call.source,
             )
         )  # fmt: skip
         if self._listener is not None:
@@ -331,7 +339,7 @@ class Capture:
             (
                 call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
                 call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                threading.get_ident(), self.tracker.now_ns(), None, None,
+                threading.get_ident(), self.tracker.now_ns(), None, None, call.source,
             )
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,7 +16,20 @@ from typing_extensions import Self
 from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
 
-__all__ = ["Handle", "HookSite", "check_signature", "name_of"]
+__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "note_error"]
+
+_running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, the innermost last
+
+
+def in_callback() -> bool:
+    """Whether some callback of tenterhook is running in this thread."""
+    return bool(_running.get(threading.get_ident()))
+
+
+def note_error(error: BaseException, text: str) -> None:
+    """Add a line to an exception's message, where Python can (3.11 on)."""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -74,9 +88,37 @@ class HookSite:
         return self.live and self._attachment is not None and self._attachment.live
 
     @property
+    def lost(self) -> bool:
+        """Whether somebody else took our hook off."""
+        return self.live and self._attachment is not None and not self._attachment.live
+
+    @property
     def applies(self) -> bool:
-        """Whether the callback is to run now: until it is removed, and after that where checkpointing repeats an edited call."""
-        return self.live or threading.get_ident() in self._repeating
+        """Whether the callback is to run now.
+
+        Until it is removed, and after that where checkpointing repeats an edited call; not for what it calls itself.
+        """
+        return (self.live or threading.get_ident() in self._repeating) and not self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether the callback is running in this thread now: what it calls does not call it again."""
+        return self in _running.get(threading.get_ident(), ())
+
+    def call(self, *arguments: Any) -> Any:
+        """Run the callback; what it raises gets a note that names the place."""
+        thread = threading.get_ident()
+        running = _running.setdefault(thread, [])
+        running.append(self)
+        try:
+            return self.fn(*arguments)
+        except Exception as error:
+            note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
+            raise
+        finally:
+            running.pop()
+            if not running:
+                _running.pop(thread, None)
 
     def repeat_in(self, regions: Iterable[Region]) -> None:
         """Run again, removed or not, where these checkpointed regions are recomputed: the value was changed in them."""

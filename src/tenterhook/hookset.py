@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any
 
@@ -12,23 +11,20 @@ from typing_extensions import Self
 from tenterhook.backends import Backend, find_backend
 from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
 from tenterhook.errors import HookError
+from tenterhook.event_hooks import GradientHook
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature, name_of
 from tenterhook.parameters import tap_parameter
+from tenterhook.process_hooks import ProcessHooks
 from tenterhook.reasons import SiteReasons, WeightUse
-from tenterhook.replacing import ALLOWANCES, check_replacement
+from tenterhook.replacing import allowed
 from tenterhook.select import Entry, Selection, resolve
+from tenterhook.text_table import text_table
 
-__all__ = ["HookSet", "hooks", "note_error"]
-
-
-def note_error(error: BaseException, text: str) -> None:
-    """Add a line to an exception's message, where Python can (3.11 on)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
+__all__ = ["HookSet", "hooks"]
 
 
-class HookSet:
+class HookSet(ProcessHooks):
     """Hooks on one model; see :func:`tenterhook.hooks`."""
 
     def __init__(self, model: Any) -> None:
@@ -72,7 +68,7 @@ class HookSet:
         names = _signature(with_name, "module", "args", *(["kwargs"] if with_kwargs else []))
         return self._register(
             "forward_pre", select, fn, names,
-            lambda site: ForwardPreHook(self._backend, site, with_kwargs=with_kwargs, with_name=with_name, allow=_allowed(allow)),
+            lambda site: ForwardPreHook(self._backend, site, with_kwargs=with_kwargs, with_name=with_name, allow=allowed(allow)),
             prepend,
         )  # fmt: skip
 
@@ -106,7 +102,7 @@ class HookSet:
         return self._register(
             "forward", select, fn, names,
             lambda site: ForwardHook(
-                self._backend, site, with_kwargs=with_kwargs, with_name=with_name, always_call=always_call, allow=_allowed(allow)
+                self._backend, site, with_kwargs=with_kwargs, with_name=with_name, always_call=always_call, allow=allowed(allow)
             ),
             prepend,
         )  # fmt: skip
@@ -168,7 +164,7 @@ class HookSet:
                 self._backend,
                 owners[entry.path],
                 entry.module,
-                self._gradient_callback(site, site.path),
+                GradientHook(self._backend, site, site.path),
                 accumulated=accumulated,
             )
             if isinstance(tap, str):
@@ -188,27 +184,13 @@ class HookSet:
         if not isinstance(tensor, self._backend.tensor_types):
             raise HookError(f"hooks.tensor needs a tensor of {self._backend.name}, got {type(tensor).__name__}")
         site = HookSite("tensor", "(tensor)", fn)
-        tap = self._backend.tap(tensor, self._gradient_callback(site))
+        tap = self._backend.tap(tensor, GradientHook(self._backend, site))
         if isinstance(tap, str):
             raise HookError(
                 f"no gradient comes to this tensor: {tap}\n  hook it where gradients are tracked, on a tensor that requires one"
             )
         site.attached(tap)
         return self._keep(Handle([site]))
-
-    def _gradient_callback(self, site: HookSite, *first: Any) -> Callable[[Any], Any]:
-        backend = self._backend
-
-        def on_gradient(gradient: Any) -> Any:
-            if not site.live:
-                return None
-            site.fired += 1
-            new = site.fn(*first, gradient)
-            if new is not None:
-                check_replacement(backend, gradient, new, f"{site.kind} of {site.path} ({name_of(site.fn)})")
-            return new
-
-        return on_gradient
 
     def _register(
         self,
@@ -219,10 +201,7 @@ class HookSet:
         make: Callable[[HookSite], Any],
         prepend: bool,
     ) -> Handle:
-        if self._closed:
-            raise HookError(
-                "these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)"
-            )
+        self._check_open()
         chosen = resolve(
             select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters]
         )
@@ -237,10 +216,6 @@ class HookSet:
             handle.remove()
             raise
         return self._keep(handle)
-
-    def _keep(self, handle: Handle) -> Handle:
-        self._handles.append(handle)
-        return handle
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -300,30 +275,14 @@ class HookSet:
             )
             for site in self.sites
         ]
-        return f"hooks on {self._model_name}\n" + _columns(rows) + "".join(f"\n{line}" for line in self._told)
+        return f"hooks on {self._model_name}\n" + text_table(rows) + "".join(f"\n{line}" for line in self._told)
 
     def __repr__(self) -> str:
         return f"<HookSet on {self._model_name}: {len(self)} hooks, fired {self.fired} times, {'closed' if self._closed else 'open'}>"
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> str:
-    table = list(rows)
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    )
-
-
 def _signature(with_name: bool, *names: str) -> tuple[str, ...]:
     return ("name", *names) if with_name else names
-
-
-def _allowed(allow: str | Collection[str]) -> frozenset[str]:
-    allowed = frozenset([allow] if isinstance(allow, str) else allow)
-    unknown = sorted(allowed - set(ALLOWANCES))
-    if unknown:
-        raise HookError(f"allow={unknown[0]!r} is not known\n  what can be permitted is {', '.join(ALLOWANCES)}")
-    return allowed
 
 
 def hooks(model: Any) -> HookSet:

@@ -16,6 +16,7 @@ from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
+from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
 from tenterhook.recording.environment import now, start_manifest
@@ -66,6 +67,7 @@ def capture_options(
     on_error: str,
     to_disk: bool,
     scaler: Any = None,
+    ops: bool | str = False,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -81,6 +83,8 @@ def capture_options(
             f"scaler= needs a GradScaler, something with get_scale(), got {type(scaler).__name__}\n"
             "  pass the scaler whose scale(loss) you call backward on"
         )
+    if ops not in (False, True, "all"):
+        raise TenterhookError(f"ops={ops!r} is not known\n  use True, False or 'all'")
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
@@ -89,6 +93,7 @@ def capture_options(
         on_error=on_error,
         scaler=scaler,
         to_numpy=to_disk,
+        ops=ops,
     )
 
 
@@ -123,6 +128,8 @@ class Recorder:
         self._watched = watch_model(backend, model, self._name, select, tensors, keep_fused=fused == "keep")
         self._weights: WeightUse | None = None
         self._capture.watched = self._watched
+        self._ops = OpCapture(self._capture, implementation=options.ops == "all") if options.ops else None
+        self._capture.around = None if self._ops is None else self._ops.around
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
@@ -148,6 +155,8 @@ class Recorder:
             self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
+            if self._ops is not None:
+                self._stack.callback(self._ops.close)
             self._settle_hooks()
         except BaseException:
             self._stack.close()
@@ -223,7 +232,7 @@ class Recorder:
     def _resume_hooks(self) -> None:
         self._capture.active = True
         for watched in self._watched:
-            if watched.wanted or watched.is_root:
+            if watched.wanted or watched.is_root or self._ops is not None:  # an op's module has to be known
                 self._capture.attach(watched)
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -313,6 +322,7 @@ def record(
     stats: str | None = "basic",
     sketch: bool = True,
     tensors: Selection | bool = False,
+    ops: bool | Literal["all"] = False,
     every: int = 1,
     steps: Iterable[int] | str | None = None,
     budget: int | None = None,
@@ -338,6 +348,9 @@ def record(
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
+            that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
+            are only with ``"all"``.
         every: record every n-th step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
@@ -367,6 +380,7 @@ def record(
         on_error=on_error,
         to_disk=to is not None,
         scaler=scaler,
+        ops=ops,
     )
     sampling = Sampling(every, steps)
     entries = backend.entries(model)

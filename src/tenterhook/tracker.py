@@ -90,12 +90,14 @@ class LiveCall:
     """One call of a watched module, from its start until its last gradient."""
 
     __slots__ = (
+        "around",
         "backward_depth",
         "backward_seq",
         "depth",
         "followed",
         "forward",
         "number",
+        "ops",
         "parent",
         "pass_number",
         "pending",
@@ -104,6 +106,7 @@ class LiveCall:
         "regions",
         "seq",
         "settle",
+        "source",
         "start_ns",
         "step",
         "thread",
@@ -123,6 +126,9 @@ class LiveCall:
         self.thread = thread
         self.start_ns = start_ns
         self.number = 0
+        self.source: str | None = None  # of a functional call: the line of the user's code
+        self.around: LiveCall | None = None  # of a functional call, while it runs: the module's call that it is in
+        self.ops: list[LiveCall] | None = None  # functional calls in it, in order
         self.followed = False  # its values and gradients are looked at
         self.recorded = False  # it has a row of its own
         self.phase = "forward"

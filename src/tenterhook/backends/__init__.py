@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError
@@ -24,6 +24,8 @@ __all__ = [
     "Before",
     "Detachable",
     "Failed",
+    "InstalledHook",
+    "OpListener",
     "ParameterEntry",
     "Region",
     "Summary",
@@ -82,6 +84,46 @@ class ParameterEntry:
     path: str  # path of the owning module
     parameter: Any
     aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledHook:
+    """A hook that is on a model now; see :func:`tenterhook.installed_hooks`.
+
+    Attributes:
+        path: where: a module's path, a parameter's name, or words in parentheses for what is no part of the model.
+        kind: which of the framework's tables it is in: ``forward_pre``, ``forward``, ``backward``, ``load``, ...
+        function: the callback's name; of a hook put on through tenterhook, the user's callback.
+        source: ``file.py:12``, None where it is not written in Python.
+        owner: ``tenterhook``, or the package of the callback.
+        alive: whether it will be called.
+        note: why it will not, or what else is to be known of it.
+        hook: what stands in the framework's table.
+    """
+
+    path: str
+    kind: str
+    function: str
+    source: str | None
+    owner: str
+    alive: bool
+    note: str = ""
+    hook: Any = field(default=None, repr=False, compare=False)
+
+
+class OpListener(Protocol):
+    """What is told of functional calls."""
+
+    def begins(self, name: str, source: Callable[[], str | None]) -> Any:
+        """A function is about to be called; returns None where nobody wants to know, else what ``ends`` is given.
+
+        ``source`` gives the line of the user's code.
+        """
+        ...
+
+    def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
+        """It has returned ``output``, or raised ``error``."""
+        ...
 
 
 class Backend(Protocol):
@@ -150,8 +192,31 @@ class Backend(Protocol):
         """
         ...
 
-    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
-        """Call ``fn(optimizer)`` after any optimizer of the process has stepped."""
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        """Call ``fn(optimizer)`` after any optimizer of the process has stepped, or ``before`` it does."""
+        ...
+
+    def on_load(self, module: Any, fn: Callable[[Any, Any], None]) -> Detachable:
+        """Call ``fn(module, incompatible_keys)`` after ``module`` has loaded its parameters, in order of registration.
+
+        ``missing_keys`` and ``unexpected_keys`` are lists that ``fn`` may change; a strict load raises for what is left.
+        """
+        ...
+
+    def installed_hooks(self, model: Any) -> list[InstalledHook]:
+        """List all hooks that are on ``model``, whoever put them there, those of the whole process last."""
+        ...
+
+    def trace_ops(self, listener: OpListener) -> AbstractContextManager[Any]:
+        """Tell ``listener`` of every functional call that this thread makes inside the context.
+
+        The context is entered and left in one thread; where contexts of others were entered in it and not left, leaving
+        it takes ours out from under them.
+        """
+        ...
+
+    def owns_forward(self, module: Any) -> bool:
+        """Whether the framework wrote the module's forward, so that functional calls in it are its implementation."""
         ...
 
     def has_optimizer(self, model: Any) -> bool:

@@ -18,13 +18,25 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Region, Summary
+from tenterhook.backends import (
+    After,
+    Before,
+    Detachable,
+    Failed,
+    InstalledHook,
+    OpListener,
+    ParameterEntry,
+    Region,
+    Summary,
+)
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._torch_attachments import Attachment
 from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_installed import list_hooks
+from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
@@ -89,6 +101,16 @@ class _AfterHook(_Hook):
         return None if self.after is None else self.after(module, args, kwargs, output)
 
 
+class _LoadHook(_Hook):
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[Any, Any], None]) -> None:
+        self.fn = fn
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        self.fn(module, incompatible_keys)
+
+
 class _AnyCall:
     """The global forward-pre hook of a recording that does not know its models yet."""
 
@@ -109,6 +131,7 @@ class _Unwarned:
     """Keeps torch from warning, at each call of a compiled module, that there is a global hook: that is ours."""
 
     id = 0
+    extra_dict_ref = ()  # as of a handle of torch
 
     def __init__(self) -> None:
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
@@ -193,11 +216,24 @@ class TorchBackend:
     ) -> Detachable:
         return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
 
-    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        def around_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             fn(optimizer)
 
-        return Attachment([register_optimizer_step_post_hook(after_step)])
+        register = register_optimizer_step_pre_hook if before else register_optimizer_step_post_hook
+        return Attachment([register(around_step)])
+
+    def on_load(self, module: nn.Module, fn: Callable[[Any, Any], None]) -> Detachable:
+        return Attachment([module.register_load_state_dict_post_hook(_LoadHook(fn))])
+
+    def installed_hooks(self, model: nn.Module) -> list[InstalledHook]:
+        return list_hooks(model)
+
+    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+        return OpMode(listener)
+
+    def owns_forward(self, module: nn.Module) -> bool:
+        return is_builtin_forward(module)
 
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
