@@ -109,6 +109,7 @@ class _Unwarned:
     """Keeps torch from warning, at each call of a compiled module, that there is a global hook: that is ours."""
 
     id = 0
+    extra_dict_ref = ()
 
     def __init__(self) -> None:
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
