@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tenterhook.script_recorder import RecordSummary
 
 __all__ = [
-    "RecordSummary",
     "covered",
     "facts",
     "print_header",
