@@ -169,7 +169,7 @@ class BackwardHook(_CallHook):
         inner = backend.tap(alias, arrived, None, self.site)
         # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
         outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, None, self.site)
-        running.aliases.append((tensor, backend.version(tensor), inner, outer))
+        running.aliases.append((alias, backend.version(alias), inner, outer))
         return alias
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -244,8 +244,8 @@ class _Running:
         self.aliases: list[tuple[Any, int | None, Any, Any]] = []
 
     def settle(self, backend: Backend) -> None:
-        for tensor, version, inner, outer in self.aliases:
-            unwanted = outer if version is None or backend.version(tensor) == version else inner
+        for alias, version, inner, outer in self.aliases:
+            unwanted = outer if version is None or backend.version(alias) == version else inner
             if unwanted is not None and not isinstance(unwanted, str):
                 unwanted.remove()
         self.aliases.clear()

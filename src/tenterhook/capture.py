@@ -363,7 +363,7 @@ class Capture:
             inner = self._tap(call, "grad_input", slot, alias, None)
             # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
             outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            settle.append((tensor, backend.version(tensor), inner, outer))
+            settle.append((alias, backend.version(alias), inner, outer))
         if not aliases:
             call.watched.no_gradient["no input requires a gradient"] += 1
             return None
@@ -371,8 +371,8 @@ class Capture:
         return replace_arguments(names, args, kwargs, aliases)
 
     def _settle_aliases(self, call: LiveCall) -> None:
-        for tensor, version, inner, outer in call.settle or ():
-            unwanted = outer if version is None or self.backend.version(tensor) == version else inner
+        for alias, version, inner, outer in call.settle or ():
+            unwanted = outer if version is None or self.backend.version(alias) == version else inner
             if unwanted is not None:
                 unwanted.remove()
         call.settle = None
