@@ -10,7 +10,6 @@ right. Each is put back, the very same object, when the last watcher lets go.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import sys
 import threading
@@ -28,25 +27,22 @@ from mindspore.ops.composite import base as _gradient_functions
 from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
 from tenterhook.backends import After, Before, Failed
+from tenterhook.backends._mindspore_passes import begin_pass, end_pass, in_pass, run_after_pass, running_pass
 
-__all__ = ["OPTIMIZERS", "CallHook", "Hold", "Listener", "executor", "is_plumbing", "passes", "put_on", "running_pass"]
+__all__ = ["OPTIMIZERS", "CallHook", "Hold", "Listener", "executor", "put_on"]
 
 _log = logging.getLogger("tenterhook")
 
 OPTIMIZERS: tuple[type, ...] = (nn.Optimizer, _ExperimentalOptimizer)
 """Cells that are optimizers; those of ``mint.optim`` are among the second."""
 
-_PLUMBING = (
+_PLUMBING = (  # cells that are part of how a model is trained rather than of a model
+
     *OPTIMIZERS, nn.TrainOneStepCell, nn.WithLossCell, nn.WithEvalCell, nn.WithGradCell, nn.ForwardValueAndGrad,
     nn.DistributedGradReducer, _RecomputeCell, _WrapCell,
 )  # fmt: skip
 
 _KEY = "_tenterhook_call_hooks"
-
-
-def is_plumbing(cell: Any) -> bool:
-    """Whether a cell is part of how a model is trained rather than of a model."""
-    return isinstance(cell, _PLUMBING)
 
 
 # --- who watches ---------------------------------------------------------------------------------------------------
@@ -133,9 +129,7 @@ class _State:
         self.eager = 0  # of these, the ones for whom compiled code is to run eager
         self.calls: list[Listener] = []
         self.steps: list[Listener] = []
-        self.after_pass: list[Callable[[], None]] = []
         self.told_of: set[str] = set()
-        self.passes: dict[int, list[Pass]] = {}  # thread -> backward passes that are running in it
         self.forwards: dict[int, int] = {}  # thread -> depth of functions that are being differentiated
         self.quiet: dict[int, list[Any]] = {}  # thread -> training cells that are running
 
@@ -166,48 +160,12 @@ class Hold:
                 _state.told_of.clear()
                 for swap in _swaps:
                     swap.off()
-        if not passes():
+        if not in_pass():
             run_after_pass()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.release()
-
-
-# --- backward passes -----------------------------------------------------------------------------------------------
-class Pass:
-    """One running backward pass."""
-
-    __slots__ = ("at_end", "recomputing", "token")
-
-    _tokens = itertools.count()
-
-    def __init__(self) -> None:
-        self.token = next(self._tokens)
-        self.recomputing = False
-        self.at_end: list[Callable[[], None]] = []
-
-
-def passes() -> list[Pass]:
-    """Return the backward passes that run in this thread, the innermost last."""
-    return _state.passes.get(threading.get_ident()) or []
-
-
-def running_pass() -> Pass | None:
-    """Return the backward pass that this code runs in."""
-    found = _state.passes.get(threading.get_ident())
-    return found[-1] if found else None
-
-
-def after_pass(fn: Callable[[], None]) -> None:
-    """Call ``fn`` when no backward pass is running any more."""
-    _state.after_pass.append(fn)
-
-
-def run_after_pass() -> None:
-    """Do what had to wait for the end of a backward pass."""
-    while _state.after_pass:
-        _state.after_pass.pop()()
 
 
 # --- the seams -----------------------------------------------------------------------------------------------------
@@ -236,7 +194,7 @@ class _Swap:
 
 
 def _cell_call(original: Any) -> Any:
-    def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
         table = self.__dict__.get(_KEY)
         if not (table or _state.calls or _state.steps):
             return original(self, *args, **kwargs)
@@ -321,22 +279,17 @@ def _is_quiet(cell: nn.Cell) -> bool:
 
 def _gradient(original: Any) -> Any:
     def grad(self: Any, *args: Any) -> Any:
-        thread = threading.get_ident()
-        running = _state.passes.setdefault(thread, [])
-        if running and running[-1].recomputing:  # the inner pass of a recomputed region is part of the outer one
+        outer = running_pass()
+        if outer is not None and outer.recomputing:
             return original(self, *args)
-        this = Pass()
-        running.append(this)
+        this = begin_pass()
         try:
             result = original(self, *args)
             while this.at_end:
                 this.at_end.pop(0)()
             return result
         finally:
-            running.pop()
-            if not running:
-                _state.passes.pop(thread, None)
-                run_after_pass()
+            end_pass()
 
     return grad
 
@@ -352,14 +305,16 @@ def _recomputing(original: Any) -> Any:
 
 
 def _compiled_call(original: Any) -> Any:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         # What MindSpore compiles for itself (optimizers, random functions) holds no cells of the user's
         if not _state.eager or self.fn.__module__.partition(".")[0] == "mindspore":
             return original(self, *args, **kwargs)
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         if name not in _state.told_of:
             _state.told_of.add(name)
-            _log.warning("%s is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks", name)
+            _log.warning(
+                "%s is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks", name
+            )
         cell = self.obj
         if isinstance(cell, nn.Cell) and self.fn.__name__ == "construct" and not _is_called(cell):
             return cell(*args[1:], **kwargs)

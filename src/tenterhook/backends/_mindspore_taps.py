@@ -13,7 +13,8 @@ from typing import Any
 
 import mindspore
 
-from tenterhook.backends._mindspore_seams import after_pass, executor, passes, run_after_pass
+from tenterhook.backends._mindspore_passes import after_pass, in_pass, run_after_pass
+from tenterhook.backends._mindspore_seams import executor
 
 __all__ = ["Tap", "tap_tensor", "version_of", "why_no_gradient"]
 
@@ -23,7 +24,9 @@ def why_no_gradient(tensor: mindspore.Tensor) -> str | None:
     if not tensor._requires_grad:
         if not executor.enable_grad():
             return "grad mode off"
-        return "requires_grad=False" if executor.grad_flag() else "no gradient function (value_and_grad, grad) is running"
+        return (
+            "requires_grad=False" if executor.grad_flag() else "no gradient function (value_and_grad, grad) is running"
+        )
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return "requires_grad=False"  # MindSpore says True of the integer results of what is differentiated
     return None
@@ -86,7 +89,7 @@ class Tap:
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
         if not port.taps:
-            if port.running or passes():
+            if port.running or in_pass():
                 after_pass(port.take_off)
             else:
                 run_after_pass()

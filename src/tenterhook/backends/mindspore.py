@@ -19,7 +19,8 @@ from mindspore.graph.api import _no_grad
 
 from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
 from tenterhook.backends import _mindspore_models as models
-from tenterhook.backends._mindspore_seams import Hold, Listener, executor, put_on, running_pass
+from tenterhook.backends._mindspore_passes import in_pass, running_pass
+from tenterhook.backends._mindspore_seams import Hold, Listener, executor, put_on
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -33,6 +34,7 @@ class MindSporeBackend:
     name = "mindspore"
     tensor_types: tuple[type, ...] = (mindspore.Tensor,)
     tells_backward_end = True
+    works_in_place_on_aliases = False
 
     def __init__(self) -> None:
         self._eager_sessions = 0
@@ -92,9 +94,7 @@ class MindSporeBackend:
         self._eager_sessions += 1
         try:
             told: list[str] = []
-            if model is not None and any(
-                models.is_compiled(entry.module) for entry in models.list_cells(model)
-            ):
+            if model is not None and any(models.is_compiled(entry.module) for entry in models.list_cells(model)):
                 told.append("cells compiled by ms.jit run eager: compiled code does not call hooks")
             yield told
         finally:
@@ -135,7 +135,7 @@ class MindSporeBackend:
         return models.in_checkpoint()
 
     def in_backward(self) -> bool:
-        return running_pass() is not None
+        return in_pass()
 
     def backward_token(self) -> int:
         this = running_pass()
