@@ -57,7 +57,9 @@ def test_backward_callbacks_see_the_gradients(fw: Adapter) -> None:
     net, expected, seen = mlp(fw), mlp_expected(), {}
     with th.hooks(net) as hooks:
         hooks.backward(
-            "**", lambda name, module, into, out: seen.update({name: (fw.array(into[0]), fw.array(out[0]))}), with_name=True
+            "**",
+            lambda name, module, into, out: seen.update({name: (fw.array(into[0]), fw.array(out[0]))}),
+            with_name=True,
         )
         run = fw.run(net, loss_of(net), [X], wrt_inputs=True)
     for path in FORWARD:
@@ -89,7 +91,9 @@ def test_gradients_of_parameters(fw: Adapter) -> None:
 def test_gradient_of_a_tensor(fw: Adapter) -> None:
     net, expected, seen = mlp(fw), mlp_expected(), []
     with th.hooks(net) as hooks:
-        hooks.forward("1", lambda module, args, output: hooks.tensor(output, lambda g: seen.append(fw.array(g))) and None)
+        hooks.forward(
+            "1", lambda module, args, output: hooks.tensor(output, lambda g: seen.append(fw.array(g))) and None
+        )
         fw.run(net, loss_of(net), [X])
     close(seen[0], expected.grad_outputs["1"])
 
@@ -155,10 +159,12 @@ def test_keyword_and_nested_inputs(fw: Adapter) -> None:
 
 
 def test_a_module_that_returns_its_input(fw: Adapter) -> None:
-    net = fw.module("Net", lambda self, x: (self.same(x * 2) * 3), same=fw.identity())
+    net = fw.module("Net", lambda self, x: self.same(x * 2) * 3, same=fw.identity())
     seen = []
     with th.hooks(net) as hooks:
-        hooks.backward("same", lambda module, into, out: seen.append((fw.array(into[0]).item(), fw.array(out[0]).item())))
+        hooks.backward(
+            "same", lambda module, into, out: seen.append((fw.array(into[0]).item(), fw.array(out[0]).item()))
+        )
         run = fw.run(net, lambda x: net(x).sum(), [np.float32([1.0])], wrt_inputs=True)
     assert seen == [(3.0, 3.0)]
     close(run.inputs, [[6.0]])

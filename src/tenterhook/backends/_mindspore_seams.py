@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import nn
-from mindspore.common.api import _pynative_executor as executor
+from mindspore import context, nn
 from mindspore.common.recompute import _RecomputeCell, _WrapCell
 from mindspore.experimental.optim import Optimizer as _ExperimentalOptimizer
 from mindspore.graph import api as _graph_api
+from mindspore.graph.api import _pynative_executor as executor
 from mindspore.ops.composite import base as _gradient_functions
 from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
@@ -220,6 +220,10 @@ def _observed(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[
                 if new is not None:
                     args, kwargs = new
         output = original(cell, *args, **kwargs)
+        if cell._compiled and context._get_mode() == context.GRAPH_MODE:
+            _tell_once(
+                f"{type(cell).__name__} ran in graph mode: compiled code calls no hooks, what is inside was not seen"
+            )
         for hook in _hooks(cell):
             if hook.after is not None and hook.live:
                 done.add(hook)
@@ -306,21 +310,29 @@ def _recomputing(original: Any) -> Any:
 
 def _compiled_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What MindSpore compiles for itself (optimizers, random functions) holds no cells of the user's
-        if not _state.eager or self.fn.__module__.partition(".")[0] == "mindspore":
+        if not _state.eager or _is_frameworks_own(self):
             return original(self, *args, **kwargs)
         name = getattr(self.fn, "__qualname__", repr(self.fn))
-        if name not in _state.told_of:
-            _state.told_of.add(name)
-            _log.warning(
-                "%s is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks", name
-            )
+        _tell_once(f"{name} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks")
         cell = self.obj
         if isinstance(cell, nn.Cell) and self.fn.__name__ == "construct" and not _is_called(cell):
             return cell(*args[1:], **kwargs)
         return self.fn(*args, **kwargs)
 
     return __call__
+
+
+def _is_frameworks_own(compiled: Any) -> bool:
+    """Whether MindSpore compiled this for itself (the arithmetic of optimizers, say): no cell of the user's is in it."""
+    if isinstance(compiled.obj, nn.Cell):
+        return isinstance(compiled.obj, _PLUMBING)
+    return compiled.fn.__module__.partition(".")[0] == "mindspore"
+
+
+def _tell_once(sentence: str) -> None:
+    if sentence not in _state.told_of:
+        _state.told_of.add(sentence)
+        _log.warning(sentence)
 
 
 def _is_called(cell: nn.Cell) -> bool:

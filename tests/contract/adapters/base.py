@@ -57,7 +57,9 @@ class Adapter(ABC):
 
     # --- running ---
     @abstractmethod
-    def run(self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False) -> Run:
+    def run(
+        self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False
+    ) -> Run:
         """Run ``loss(*tensors)``, a scalar, and its backward pass with respect to the parameters, or to the inputs too."""
 
     @abstractmethod

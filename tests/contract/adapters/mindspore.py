@@ -48,7 +48,9 @@ class MindSporeAdapter(Adapter):
         module.recompute()
         return self.module("Checkpointed", lambda self, x: self.inner(x), inner=module)
 
-    def run(self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False) -> Run:
+    def run(
+        self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False
+    ) -> Run:
         weights = model.trainable_params()
         positions = tuple(range(len(inputs))) if wrt_inputs else None
         if not weights:

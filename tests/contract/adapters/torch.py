@@ -54,7 +54,9 @@ class TorchAdapter(Adapter):
     def checkpointed(self, module: Any) -> nn.Module:
         return _Checkpointed(module)
 
-    def run(self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False) -> Run:
+    def run(
+        self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False
+    ) -> Run:
         tensors = [torch.tensor(array, requires_grad=wrt_inputs) for array in inputs]
         model.zero_grad()
         value = loss(*tensors)
