@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 
 import mindspore
@@ -15,7 +14,7 @@ from tenterhook.backends._mindspore_seams import OPTIMIZERS
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 
-__all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "is_compiled", "list_cells", "list_parameters"]
+__all__ = ["blind_spots", "check", "has_optimizer", "is_compiled", "list_cells", "list_parameters"]
 
 _CONTAINERS = (nn.CellList, nn.CellDict)
 _HIDDEN = (_RecomputeCell, _WrapCell, *OPTIMIZERS)
@@ -145,14 +144,4 @@ def has_optimizer(model: nn.Cell) -> bool:
             id(parameter) in parameters for parameter in getattr(candidate, "parameters", ())
         ):
             return True
-    return False
-
-
-def in_checkpoint() -> bool:
-    """Look for recomputation around the present forward; it leaves no trace but its frame."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _RecomputeCell.__module__:
-            return True
-        frame = frame.f_back
     return False

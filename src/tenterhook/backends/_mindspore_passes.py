@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
+
+from tenterhook.backends._mindspore_checkpoint import begin_rerun, forget_regions
 
 __all__ = ["Pass", "after_pass", "begin_pass", "end_pass", "in_pass", "run_after_pass", "running_pass"]
 
@@ -12,16 +15,27 @@ __all__ = ["Pass", "after_pass", "begin_pass", "end_pass", "in_pass", "run_after
 class Pass:
     """One running backward pass."""
 
-    __slots__ = ("at_end", "recomputing", "token")
+    __slots__ = ("_rerun", "at_end", "recomputing", "token")
 
     _tokens = itertools.count()
 
     def __init__(self) -> None:
         self.token = next(self._tokens)
-        self.recomputing = (
-            False  # a checkpointed region is being run again, with a pass of its own that is part of this one
-        )
+        # Whether a checkpointed region is being run again, with a pass of its own that is part of this one
+        self.recomputing = False
         self.at_end: list[Callable[[], None]] = []
+        self._rerun: contextlib.ExitStack | None = None
+
+    def begin_rerun(self) -> None:
+        """A checkpointed region begins to run again."""
+        self.end_rerun()
+        self._rerun = begin_rerun()
+
+    def end_rerun(self) -> None:
+        """Its forward is over."""
+        if self._rerun is not None:
+            rerun, self._rerun = self._rerun, None
+            rerun.close()
 
 
 _passes: dict[int, list[Pass]] = {}  # thread -> passes that are running in it, the innermost last
@@ -50,10 +64,13 @@ def end_pass() -> None:
     """The innermost backward pass of this thread has ended, or has failed."""
     thread = threading.get_ident()
     running = _passes[thread]
-    running.pop()
-    if not running:
-        del _passes[thread]
-        run_after_pass()
+    try:
+        running.pop().end_rerun()
+    finally:
+        if not running:
+            del _passes[thread]
+            forget_regions()
+            run_after_pass()
 
 
 def after_pass(fn: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ where no public one exists; ``tests/mindspore`` fails where a release renames th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import mindspore
@@ -18,10 +18,12 @@ from mindspore import context, nn
 from mindspore.graph.api import _no_grad
 
 from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
+from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
-from tenterhook.backends._mindspore_seams import Hold, Listener, executor, put_on
+from tenterhook.backends._mindspore_seams import executor, is_differentiating
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
+from tenterhook.backends._mindspore_watching import Hold, Listener, put_on
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
 
@@ -53,6 +55,9 @@ class MindSporeBackend:
 
     def blind_spots(self, model: nn.Cell) -> dict[str, str]:
         return models.blind_spots(model, compiled_runs_eager=self._eager_sessions > 0)
+
+    def fused(self, model: nn.Cell) -> Collection[str]:
+        return ()  # our hooks change nothing of what runs
 
     def forward_function(self, module: nn.Cell) -> Callable[..., Any]:
         return module.construct
@@ -90,15 +95,15 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        hold = Hold(eager=True)
-        self._eager_sessions += 1
+        hold = Hold(eager=model is not None)
+        self._eager_sessions += model is not None
         try:
             told: list[str] = []
             if model is not None and any(models.is_compiled(entry.module) for entry in models.list_cells(model)):
                 told.append("cells compiled by ms.jit run eager: compiled code does not call hooks")
             yield told
         finally:
-            self._eager_sessions -= 1
+            self._eager_sessions -= model is not None
             hold.release()
 
     # --- gradients -------------------------------------------------------------------------------------------------
@@ -129,10 +134,20 @@ class MindSporeBackend:
         return why_no_gradient(tensor) is None
 
     def tracks_gradients(self) -> bool:
-        return executor.requires_grad()
+        # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
+        return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
 
-    def in_checkpoint(self) -> bool:
-        return models.in_checkpoint()
+    def regions(self) -> Sequence[checkpoint.Region]:
+        return checkpoint.regions()
+
+    def is_recomputing(self) -> bool:
+        return in_pass() and checkpoint.is_recomputing()
+
+    def was_changed_by(self, key: object) -> bool:
+        return not in_pass() or checkpoint.was_changed_by(key)
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        return checkpoint.is_early_stop(error)
 
     def in_backward(self) -> bool:
         return in_pass()
@@ -169,6 +184,15 @@ class MindSporeBackend:
         array = kept.asnumpy()
         # MindSpore's bfloat16 is a NumPy dtype of its own
         return array.view(np.dtype(ml_dtypes.bfloat16)) if kept.dtype == mindspore.bfloat16 else array
+
+    def difference(self, kept: mindspore.Tensor, other: mindspore.Tensor) -> mindspore.Tensor:
+        return mindspore.Tensor(self.to_numpy(kept) - self.to_numpy(other))
+
+    def unscaled(self, gradient: mindspore.Tensor, scale: float) -> mindspore.Tensor:
+        array = self.to_numpy(gradient)
+        return mindspore.Tensor(
+            (array.astype(np.float32) if array.dtype.itemsize < 4 else array) / array.dtype.type(scale)
+        )
 
     def numel(self, tensor: mindspore.Tensor) -> int:
         return int(np.prod(tensor.shape))
