@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, settle_alias
 from tenterhook.errors import EditError
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
@@ -166,17 +166,17 @@ class BackwardHook(_CallHook):
         backend = self.backend
         alias = backend.alias(tensor)
         arrived = partial(self._arrived, running.gradients, "input", slot)
-        inner = backend.tap(alias, arrived, None, self.site)
+        inner = _put_on(backend.tap(alias, arrived, None, self.site))
         # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
-        outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, None, self.site)
-        running.aliases.append((tensor, backend.version(tensor), inner, outer))
+        outer = None if backend.is_leaf(tensor) else _put_on(backend.tap(tensor, arrived, None, self.site))
+        running.aliases.append((alias, backend.version(alias), inner, outer))
         return alias
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running = self._take()
         if running is None or not self.site.live:
             return
-        running.settle(self.backend)
+        running.settle(self.backend, f"{type(module).__name__} at '{self.site.path or '(root)'}'")
         gradients = running.gradients
         gradients.ended = self.gathering.tick()
         entries = _entries(_top_level(output), self.backend.tensor_types)
@@ -243,12 +243,14 @@ class _Running:
         self.gradients = gradients
         self.aliases: list[tuple[Any, int | None, Any, Any]] = []
 
-    def settle(self, backend: Backend) -> None:
-        for tensor, version, inner, outer in self.aliases:
-            unwanted = outer if version is None or backend.version(tensor) == version else inner
-            if unwanted is not None and not isinstance(unwanted, str):
-                unwanted.remove()
+    def settle(self, backend: Backend, where: str) -> None:
+        for alias, version, inner, outer in self.aliases:
+            settle_alias(backend, alias, version, inner, outer, where)
         self.aliases.clear()
+
+
+def _put_on(tap: Detachable | str) -> Detachable | None:
+    return None if isinstance(tap, str) else tap
 
 
 def _top_level(output: Any) -> list[tuple[str, Any]]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, settle_alias
+from tenterhook.errors import UnsupportedError
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import LiveCall, Tracker, Watched
@@ -131,8 +132,8 @@ class Capture:
         try:
             return handler(*arguments)
         except Exception as error:
-            if self.options.on_error == "raise":
-                raise
+            if self.options.on_error == "raise" or isinstance(error, UnsupportedError):
+                raise  # what cannot be watched without changing the run is no fault of ours
             self.stop(f"{type(error).__name__}: {error}")
             _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
             return None
@@ -371,7 +372,7 @@ class Capture:
             inner = self._tap(call, "grad_input", slot, alias, None)
             # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
             outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            settle.append((tensor, backend.version(tensor), inner, outer))
+            settle.append((alias, backend.version(alias), inner, outer))
         if not aliases:
             call.watched.no_gradient["no input requires a gradient"] += 1
             return None
@@ -379,11 +380,9 @@ class Capture:
         return replace_arguments(names, args, kwargs, aliases)
 
     def _settle_aliases(self, call: LiveCall) -> None:
-        for tensor, version, inner, outer in call.settle or ():
-            unwanted = outer if version is None or self.backend.version(tensor) == version else inner
-            if unwanted is not None:
-                unwanted.remove()
-        call.settle = None
+        settle, call.settle = call.settle, None
+        for alias, version, inner, outer in settle or ():
+            settle_alias(self.backend, alias, version, inner, outer, f"{call.watched.type} at '{call.watched.name}'")
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self) -> None:

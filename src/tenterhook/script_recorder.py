@@ -134,7 +134,7 @@ class ScriptRecorder:
         self._backend: Backend | None = None
         self._models: list[_Model] = []
         self._by_module: dict[int, Watched] = {}
-        self._strays: Counter[str] = Counter()
+        self._strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self._attachments: list[Detachable] = []
         self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
@@ -230,9 +230,7 @@ class ScriptRecorder:
             for row in selected
             if row["reason"]
         ]
-        summary.missing += [
-            (name, f"called {count} times without being part of a model") for name, count in self._strays.items()
-        ]
+        summary.missing += [(name, f"{why} (called {count} times)") for (name, why), count in self._strays.items()]
         if self._select and self._models:
             summary.missing += unmatched(self._select, self._matched, rows)
         summary.steps = manifest.steps
@@ -264,7 +262,7 @@ class ScriptRecorder:
             model = next((one for one in self._models if one.name == running.watched.model), None)
             root = model.ref() if model is not None else None
             if model is None or root is None or not self._join(capture, model, root, module):
-                self._strays[type(module).__name__] += 1
+                self._strays[type(module).__name__, "not part of a model"] += 1
                 return
         watched = self._by_module.get(id(module))
         if watched is not None and watched.attachment is not None:
@@ -275,7 +273,7 @@ class ScriptRecorder:
         try:
             backend.check(module)
         except Exception as error:  # a script module, say: it runs unseen, which the summary tells
-            self._strays[f"{type(module).__name__} ({str(error).splitlines()[0]})"] += 1
+            self._strays[type(module).__name__, str(error).splitlines()[0]] += 1
             return
         name = type(module).__name__
         watched = watch_model(backend, module, name, self._select, self._tensors, lenient=True, matched=self._matched)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from tenterhook.errors import HookError
+from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -31,6 +31,7 @@ __all__ = [
     "Summary",
     "find_backend",
     "loaded_backends",
+    "settle_alias",
 ]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
@@ -132,6 +133,7 @@ class Backend(Protocol):
     name: str
     tensor_types: tuple[type, ...]
     tells_backward_end: bool
+    works_in_place_on_aliases: bool  # gradients stay right where a module changes an alias of its input in place
 
     # --- the model -------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
@@ -249,7 +251,7 @@ class Backend(Protocol):
         ...
 
     def version(self, tensor: Any) -> int | None:
-        """Return the count of in-place changes, or None where the framework keeps none."""
+        """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...
 
     def is_leaf(self, tensor: Any) -> bool:
@@ -363,3 +365,27 @@ def find_backend(model: object) -> Backend:
         f"expected a torch Module or a MindSpore Cell, got {kind.__module__}.{kind.__qualname__}\n"
         "  pass the model itself (not its state dict, its class, its output or its forward function)"
     )
+
+
+def settle_alias(
+    backend: Backend, alias: Any, version: int | None, inner: Detachable | None, outer: Detachable | None, where: str
+) -> None:
+    """After a module has run, leave on only the tap that will see the gradient of its input.
+
+    That is ``inner``, on the alias that the module was given; but where the module has changed the alias in place it is
+    cut off from its gradient, and ``outer``, on the tensor itself as it was before, serves.
+
+    Raises:
+        UnsupportedError: the module has changed the alias in place, and the framework gives wrong gradients then.
+    """
+    if version is None or backend.version(alias) == version:
+        unwanted = outer
+    elif backend.works_in_place_on_aliases:
+        unwanted = inner
+    else:
+        raise UnsupportedError(
+            f"{where} changes its input in place: {backend.name} gives wrong gradients where that is watched\n"
+            "  leave it out when you ask for grad_input or hooks.backward; grad_output and backward_pre are safe"
+        )
+    if unwanted is not None:
+        unwanted.remove()

@@ -151,6 +151,7 @@ class TorchBackend:
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
         return isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or models.is_exported(value)

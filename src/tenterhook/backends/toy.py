@@ -178,6 +178,7 @@ class ToyBackend:
     name = "toy"
     tensor_types: tuple[type, ...] = (Tensor,)
     tells_backward_end = True
+    works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
         return isinstance(value, Module)

@@ -74,7 +74,8 @@ def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
     if summary.partial:
         rows.append(("why", summary.partial))
     if summary.nothing_called:
-        rows.append(("why", "the script called no model while it was recorded"))
+        why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
+        rows.append(("why", why or "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
     rows.append(
