@@ -222,7 +222,7 @@ def test_session_opened_between_forward_and_backward(reentrant: bool):
     with th.record(model, on_error="raise") as rec:
         out.sum().backward()
         assert [call for call in rec.order() if call.phase == "forward"] == []
-    assert ("lin", "never called") in rec.coverage.missing
+    assert "lin" in dict(rec.coverage.missing)
 
 
 def test_call_that_a_hook_makes_in_the_backward_pass_is_a_forward_call():

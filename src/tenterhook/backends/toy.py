@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
+from tenterhook.backends import (
+    After,
+    Before,
+    Detachable,
+    Failed,
+    InstalledHook,
+    OpListener,
+    ParameterEntry,
+    Region,
+    Summary,
+)
 from tenterhook.backends._toy_tensors import (
     Parameter,
     Tap,
@@ -24,6 +35,7 @@ from tenterhook.backends._toy_tensors import (
     no_grad,
     tracks,
 )
+from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -36,6 +48,7 @@ class Module:
     def __init__(self) -> None:
         self.training = True
         self.hooks: list[_ToyHook] = []
+        self.load_hooks: list[Callable[[Module, IncompatibleKeys], None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for hook in _any_call[:]:
@@ -76,6 +89,26 @@ class Module:
     def parameters(self) -> list[Parameter]:
         """List all parameters, of the modules inside as well, each once."""
         return [entry.parameter for entry in BACKEND.parameters(self)]
+
+    def load(self, values: Mapping[str, np.ndarray]) -> IncompatibleKeys:
+        """Set parameters by their names, and return which names did not fit."""
+        own = {entry.name: entry.parameter for entry in BACKEND.parameters(self)}
+        keys = IncompatibleKeys(
+            [name for name in own if name not in values], [name for name in values if name not in own]
+        )
+        for name in own.keys() & values.keys():
+            own[name].data = np.array(values[name])
+        for hook in self.load_hooks[:]:
+            hook(self, keys)
+        return keys
+
+
+@dataclass(slots=True)
+class IncompatibleKeys:
+    """Names that did not fit in a load."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Linear(Module):
@@ -127,6 +160,8 @@ class SGD:
 
     def step(self) -> None:
         """Change each parameter by ``-lr * grad``."""
+        for fn in _before_step[:]:
+            fn(self)
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.data = parameter.data - self.lr * parameter.grad
@@ -135,6 +170,7 @@ class SGD:
 
 
 _any_call: list[Callable[[Module, tuple[Any, ...], dict[str, Any]], None]] = []
+_before_step: list[Callable[[SGD], None]] = []
 _after_step: list[Callable[[SGD], None]] = []
 _optimizers: weakref.WeakSet[SGD] = weakref.WeakSet()
 
@@ -221,6 +257,9 @@ class ToyBackend:
     def blind_spots(self, model: Any) -> dict[str, str]:
         return {}
 
+    def fused(self, model: Any) -> Collection[str]:
+        return ()
+
     def forward_function(self, module: Module) -> Callable[..., Any]:
         return module.forward
 
@@ -245,8 +284,24 @@ class ToyBackend:
     ) -> Detachable:
         return _ListEntry(_any_call, lambda module, args, kwargs: fn(module, args, kwargs) if wanted(module) else None)
 
-    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
-        return _ListEntry(_after_step, fn)
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        return _ListEntry(_before_step if before else _after_step, fn)
+
+    def on_load(self, module: Module, fn: Callable[[Any, Any], None]) -> Detachable:
+        return _ListEntry(module.load_hooks, fn)
+
+    def installed_hooks(self, model: Module) -> list[InstalledHook]:
+        return [
+            InstalledHook(entry.path, "call", type(hook).__name__, None, "tenterhook", True, hook=hook)
+            for entry in self.entries(model)
+            for hook in vars(entry.module)["hooks"]
+        ]
+
+    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+        raise UnsupportedError("the toy framework tells nobody of its functional calls\n  record without ops=True")
+
+    def owns_forward(self, module: Module) -> bool:
+        return type(module).__module__ == __name__
 
     def has_optimizer(self, model: Module) -> bool:
         own = {id(parameter) for parameter in model.parameters()}
@@ -293,7 +348,16 @@ class ToyBackend:
     def tracks_gradients(self) -> bool:
         return tracks()
 
-    def in_checkpoint(self) -> bool:
+    def regions(self) -> Sequence[Region]:
+        return ()  # nothing is checkpointed here
+
+    def is_recomputing(self) -> bool:
+        return False
+
+    def was_changed_by(self, key: object) -> bool:
+        return True
+
+    def is_early_stop(self, error: BaseException) -> bool:
         return False
 
     def in_backward(self) -> bool:
@@ -316,6 +380,9 @@ class ToyBackend:
 
     def to_numpy(self, kept: Tensor) -> np.ndarray:
         return kept.data
+
+    def unscaled(self, gradient: Tensor, scale: float) -> Tensor:
+        return Tensor(gradient.data / scale)
 
     def difference(self, kept: Tensor, other: Tensor) -> Tensor:
         return Tensor(kept.data - other.data)
