@@ -37,6 +37,7 @@ __all__ = [
 
 # Found by name when a tensor of the framework is asked for, so that reading a recording imports no framework.
 converters.register("torch", "tenterhook.backends._torch_arrays:CONVERTER")
+converters.register("mindspore", "tenterhook.backends._mindspore_arrays:CONVERTER")
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
