@@ -2,7 +2,7 @@
 
     python -m benchmarks.recording rows      rows a second into the stream, bytes a row, the first non-finite value
     python -m benchmarks.recording tensors   tensors to disk against plain file writing
-    python -m benchmarks.recording memory    resident memory over 100,000 steps, with docs/recording-memory.svg
+    python -m benchmarks.recording memory    resident memory over 100,000 steps, with docs/pictures/recording-memory.svg
     python -m benchmarks.recording large     1,024 ranks x 300 modules x 100 steps; needs 3 GB of disk (--at FOLDER)
 
 Each prints one JSON object a line; the machine is part of each.
@@ -133,9 +133,10 @@ def tensors(at: Path) -> None:
         )
 
 
-def resident() -> float:
-    """Give the resident memory of this process in MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+def resident() -> tuple[float, float]:
+    """Give the memory of this process in MB: its own, and with the mapped files that the system may drop at any time."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) / 1e3, int(status["VmRSS"].split()[0]) / 1e3
 
 
 def memory(at: Path) -> None:
@@ -147,27 +148,33 @@ def memory(at: Path) -> None:
     for step in range(100_000):
         sink.write_values(batches[step % 64])
         if step % 1000 == 999:
-            points.append((step + 1, resident()))
+            points.append((step + 1, *resident()))
     sink.flush()
     seconds = time.perf_counter() - start
     sink.close(Manifest(), modules_table())
-    after = [megabytes for step, megabytes in points if step > 20_000]
+    halves = [points[:50], points[50:]]
     say(
         what="memory",
         steps=100_000,
         rows=3_000_000,
         seconds=seconds,
-        mb_at_20000=after[0],
-        mb_at_end=after[-1],
-        mb_most=max(after),
+        median_mb_of_each_half=[statistics.median(own for _, own, _ in half) for half in halves],
+        most_mb_of_each_half=[max(own for _, own, _ in half) for half in halves],
+        most_mb_of_each_half_with_mapped_files=[max(whole for _, _, whole in half) for half in halves],
     )
-    plot(points, Path(__file__).parents[1] / "docs" / "recording-memory.svg")
+    plot(points, Path(__file__).parents[1] / "docs" / "pictures" / "recording-memory.svg")
 
 
-def plot(points: list[tuple[int, float]], target: Path) -> None:
+def plot(points: list[tuple[int, float, float]], target: Path) -> None:
     """Draw the memory over steps."""
-    top = max(megabytes for _, megabytes in points) * 1.25
-    line = " ".join(f"{60 + step / 100_000 * 620:.1f},{260 - megabytes / top * 230:.1f}" for step, megabytes in points)
+    top = max(whole for _, _, whole in points) * 1.25
+
+    def line(which: int, colour: str) -> str:
+        places = " ".join(
+            f"{60 + point[0] / 100_000 * 620:.1f},{260 - point[which] / top * 230:.1f}" for point in points
+        )
+        return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>'
+
     marks = "".join(
         f'<text x="52" y="{264 - level / top * 230:.0f}" text-anchor="end">{level}</text>'
         f'<path d="M60 {260 - level / top * 230:.1f}H680" stroke="#ddd"/>'
@@ -180,9 +187,9 @@ def plot(points: list[tuple[int, float]], target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     target.write_text(
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 310" font-family="sans-serif" font-size="12">'
-        f'<rect width="720" height="310" fill="#fff"/>{marks}{steps}<polyline points="{line}" fill="none" stroke="#c33"'
-        ' stroke-width="2"/><text x="370" y="302" text-anchor="middle">steps recorded</text>'
-        '<text x="14" y="16">resident memory of the process, MB</text></svg>\n'
+        f'<rect width="720" height="310" fill="#fff"/>{marks}{steps}{line(2, "#bbb")}{line(1, "#c33")}'
+        '<text x="370" y="302" text-anchor="middle">steps recorded</text>'
+        '<text x="14" y="16">memory of the process, MB (grey: with mapped files)</text></svg>\n'
     )
 
 

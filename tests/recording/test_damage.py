@@ -68,6 +68,7 @@ def read_all(path: Path) -> None:
     recording.query("select count(*), max(mean), sum(nan_count), max(len(sketch)), max(path) from values")
     for call in recording.order():
         repr(call)
+        [repr(value) for value in call.values]
     for key in ("t0", "t1", "t2"):
         try:
             recording.tensor(key).sum()

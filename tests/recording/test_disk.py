@@ -177,6 +177,16 @@ def test_a_target_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> 
         DiskSink(place, Manifest())
 
 
+def test_what_could_not_be_begun_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(TargetError, match="cannot be written: No space left on device"):
+        DiskSink(tmp_path / "below" / "a.thk", Manifest())
+    assert names(tmp_path) == [] and not (tmp_path / "below" / "a.thk").exists()
+
+
 def test_two_processes_cannot_write_the_same_target(tmp_path: Path) -> None:
     sink = DiskSink(tmp_path / "a.thk", Manifest())
     code = """

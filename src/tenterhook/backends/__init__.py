@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError, UnsupportedError
+from tenterhook.recording import converters
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -33,6 +34,10 @@ __all__ = [
     "loaded_backends",
     "settle_alias",
 ]
+
+# Found by name when a tensor of the framework is asked for, so that reading a recording imports no framework.
+converters.register("torch", "tenterhook.backends._torch_arrays:CONVERTER")
+converters.register("mindspore", "tenterhook.backends._mindspore_arrays:CONVERTER")
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""

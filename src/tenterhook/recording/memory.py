@@ -65,8 +65,9 @@ class MemorySink:
     def write_modules(self, modules: pa.Table) -> None:
         """Keep the modules before the end, so that a live recording can name models; `close` replaces them."""
         with self._lock:
-            self._modules = modules
-            self._version += 1
+            if self._modules is None or not self._modules.equals(modules):
+                self._modules = modules
+                self._version += 1
 
     def flush(self) -> None:
         """Do nothing: what was handed over is here."""

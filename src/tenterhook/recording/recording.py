@@ -197,7 +197,8 @@ class Recording:
         state += f", partial: {manifest.partial}" if manifest.partial else ""
         ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
         models = ", ".join(self.models[:3]) or "no model"
-        return f"Recording of {models} ({where}): {len(self.steps)} steps{ranks}{state}"
+        steps = manifest.steps if manifest.complete and manifest.steps else len(self.steps)
+        return f"Recording of {models} ({where}): {steps} steps{ranks}{state}"
 
     # what calls and modules ask (see call.Lookup)
 
@@ -254,6 +255,9 @@ class Recording:
         return self._cache[key]
 
     def _find_steps(self) -> list[int]:
+        if self.path is not None:  # may be large: the files are read where they lie
+            sql = "SELECT step FROM calls UNION SELECT step FROM values ORDER BY step"
+            return self.query(sql)["step"].to_pylist()
         found: set[int] = set()
         for name in ("calls", "values"):
             found.update(self._source.table(name, ["step"])["step"].unique().to_pylist())
@@ -279,6 +283,9 @@ class Recording:
         return self._cached("seen", self._find_seen)
 
     def _find_seen(self) -> list[tuple[str, str]]:
+        if self.path is not None:
+            rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
+            return [(row["model"] or "", row["path"] or "") for row in rows]
         calls = self._source.table("calls", ["model", "path"])
         calls = calls.set_column(0, "model", calls["model"].cast(pa.string()))
         calls = calls.set_column(1, "path", calls["path"].cast(pa.string()))

@@ -129,7 +129,10 @@ class Value:
     def address(self) -> str:
         """`path:kind slot#call@step`."""
         path, op = split_op(self.path or "")
-        return str(Address(path, Kind(self.kind), self.slot, op=op, call=self.call, step=self.step))
+        try:
+            return str(Address(path, Kind(self.kind), self.slot, op=op, call=self.call, step=self.step))
+        except ValueError:  # a damaged or newer recording; what stands there is the best that can be said
+            return f"{self.path or '(root)'}:{self.kind}{self.slot}#{self.call}@{self.step}"
 
     def __repr__(self) -> str:
         parts = [self.address, self.dtype or "?"]
