@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
-from torch.optim import optimizer as _optimizer_registries
+from torch.optim import optimizer as _optimizer_registries  # pyright: ignore[reportAttributeAccessIssue]
 
 from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
@@ -88,7 +88,8 @@ def _callbacks(function: Any) -> list[Any]:
 def _of_tensor(name: str, tensor: torch.Tensor) -> Iterator[InstalledHook]:
     note = "hooks on sharded parameters never fire" if type(tensor).__name__ == "DTensor" else ""
     for hook in (tensor._backward_hooks or {}).values():
-        for one in [tap.fn for tap in hook.taps] if _is_ours(hook) and hasattr(hook, "taps") else [hook]:
+        taps: Any = getattr(hook, "taps", None) if _is_ours(hook) else None
+        for one in [hook] if taps is None else [tap.fn for tap in taps]:
             yield _record(name, "tensor", one, note)
     for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
         yield _record(name, "post_accumulate_grad", hook)
@@ -135,8 +136,9 @@ def _site_of(hook: Any) -> Any:
     parts += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     for part in parts:
         for one in (part, getattr(part, "__self__", None)):
-            if hasattr(one, "site"):
-                return one.site
+            site = getattr(one, "site", None)
+            if site is not None:
+                return site
     return None
 
 
