@@ -105,13 +105,13 @@ class HookSite:
         """Whether the callback is running in this thread now: what it calls does not call it again."""
         return self in _running.get(threading.get_ident(), ())
 
-    def call(self, *arguments: Any) -> Any:
+    def call(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the callback; what it raises gets a note that names the place."""
         thread = threading.get_ident()
         running = _running.setdefault(thread, [])
         running.append(self)
         try:
-            return self.fn(*arguments)
+            return self.fn(*arguments, **keywords)
         except Exception as error:
             note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, Literal
@@ -89,6 +90,12 @@ class ProcessHooks:
                 f"{describe_owner(owner)}.{name} is a module's call\n  hook it with hooks.forward_pre and hooks.forward"
             )
         check_signature(fn, arguments, kind)
+        dynamic = isinstance(name, str) and inspect.getattr_static(owner, name, None) is None
+        if dynamic and self._backend.is_model(getattr(owner, name, None)):
+            raise HookError(
+                f"{describe_owner(owner)}.{name} is a module, a {type(getattr(owner, name)).__name__}\n"
+                "  hook it with hooks.forward_pre and hooks.forward"
+            )
         site = HookSite(kind, f"{describe_owner(owner)}.{name}", fn)
         hook = FunctionHook(self._backend, site, allowed(allow))
         hook.attach(owner, name, first=prepend)
