@@ -38,9 +38,7 @@ def use(model: nn.Module) -> None:
 
 
 def tables(model: nn.Module) -> list[int]:
-    return [
-        len(hooks) for module in model.modules() for name, hooks in vars(module).items() if name.endswith("_hooks")
-    ]
+    return [len(hooks) for module in model.modules() for name, hooks in vars(module).items() if name.endswith("_hooks")]
 
 
 @pytest.mark.parametrize("kind", MODULE_FORMS)
@@ -112,18 +110,16 @@ def test_a_hooked_model_dies_with_its_last_reference(kind: str) -> None:
     finally:
         gc.enable()
     assert handle.fired == 1
+    handle.remove()
 
 
 def test_a_dropped_handle_leaves_its_hook_on(model: nn.Module) -> None:
     seen: list[int] = []
-    handle = th.register_forward_hook(model, lambda module, args, output: seen.append(1))
-    reference = weakref.ref(handle.sites[0])
-    del handle
+    th.register_forward_hook(model, lambda module, args, output: seen.append(1))
+    gc.collect()
     use(model)
     assert seen == [1]
-    site = reference()
-    assert site is not None
-    site.remove()
+    model._forward_hooks.clear()
 
 
 def test_values_can_be_replaced(model: nn.Module) -> None:
@@ -163,19 +159,19 @@ def test_always_call_sees_a_call_that_raised(model: nn.Module) -> None:
     assert seen == [None]
 
 
-def test_backward_order_nests_over_single_hooks_whether_or_not_the_input_needs_a_gradient(model: nn.Module) -> None:
-    orders = []
-    for wanted in (False, True):
-        order: list[str] = []
-        handles = [
-            th.register_backward_hook(module, lambda m, grad_input, grad_output, name=name: order.append(name or "root"))
-            for name, module in model.named_modules()
-        ]
-        model(torch.ones(2, 3, requires_grad=wanted)).sum().backward()
-        for handle in handles:
-            handle.remove()
-        orders.append(order)
-    assert orders[0] == orders[1] == ["2", "1", "0", "root"]
+@pytest.mark.parametrize("wanted", [False, True])
+def test_backward_order_nests_over_single_hooks_whether_or_not_the_input_needs_a_gradient(
+    model: nn.Module, wanted: bool
+) -> None:
+    order: list[str] = []
+    handles = [
+        th.register_backward_hook(module, lambda m, grad_input, grad_output, name=name: order.append(name or "root"))
+        for name, module in model.named_modules()
+    ]
+    model(torch.ones(2, 3, requires_grad=wanted)).sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert order == ["2", "1", "0", "root"]
 
 
 def test_a_tensor_hook_sees_and_replaces_the_gradient() -> None:
@@ -207,7 +203,8 @@ def test_a_tensor_hook_wants_one_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [torch.ones(2), torch.ones(2, 2, dtype=torch.float64), [torch.ones(2, 2)], (torch.ones(2, 2),), 1.0, False]
+    "returned",
+    [torch.ones(2), torch.ones(2, 2, dtype=torch.float64), [torch.ones(2, 2)], (torch.ones(2, 2),), 1.0, False],
 )
 def test_an_output_of_another_make_is_refused(model: nn.Module, returned: Any) -> None:
     with th.register_forward_hook(model, lambda module, args, output: returned):

@@ -100,8 +100,9 @@ class ProcessHooks:
         hook = FunctionHook(self._backend, site, allowed(allow))
         hook.attach(owner, name, first=prepend)
         site.attached(hook)
+        site.unfired = "never called"
         if isinstance(owner, ModuleType):
-            site.reason = f"never called as {site.path} (a name imported earlier is the function itself)"
+            site.unfired += f" as {site.path} (a name imported earlier is the function itself)"
         return self._keep(Handle([site]))
 
     def load(self, fn: Callable[[Any, Any], None], *, select: Selection = "") -> Handle:
@@ -127,7 +128,7 @@ class ProcessHooks:
             for entry in chosen:
                 site = HookSite("load", entry.path, fn)
                 site.attached(self._backend.on_load(entry.module, LoadHook(site)))
-                site.reason = "nothing was loaded"
+                site.unfired = "nothing was loaded"
                 handle.sites.append(site)
         except BaseException:
             handle.remove()
@@ -148,7 +149,7 @@ class ProcessHooks:
         check_signature(fn, ("optimizer",), "optimizer_step")
         site = HookSite("optimizer_step", f"({when} any optimizer's step)", fn)
         site.attached(self._backend.on_optimizer_step(OptimizerHook(site), before=when == "before"))
-        site.reason = "no optimizer has stepped"
+        site.unfired = "no optimizer has stepped"
         return self._keep(Handle([site]))
 
     def _check_open(self) -> None:
