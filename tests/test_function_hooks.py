@@ -184,7 +184,7 @@ def test_builtin_functions_and_methods_of_tensors(hooks: Any) -> None:
 def test_optimizer_step_generate_and_a_dataloader() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = torch.utils.data.DataLoader([torch.ones(3)] * 4, batch_size=2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.StackDataset(torch.ones(4, 3)), batch_size=2)
     counts: dict[str, int] = {}
 
     def count(name: str) -> Any:
@@ -194,7 +194,7 @@ def test_optimizer_step_generate_and_a_dataloader() -> None:
         hooks.before(optimizer, "step", count("step"))
         hooks.before(model, "generate", count("generate"))
         hooks.before(torch.utils.data.DataLoader, "__iter__", count("iter"))
-        for batch in loader:
+        for (batch,) in loader:
             model.generate(batch).sum().backward()
             optimizer.step()
     assert counts == {"step": 2, "generate": 2, "iter": 1}

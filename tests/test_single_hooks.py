@@ -197,9 +197,10 @@ def test_a_tensor_that_gets_no_gradient_is_refused(tensor: Any, says: str) -> No
         th.register_tensor_hook(tensor, lambda gradient: None)
 
 
-def test_a_tensor_hook_wants_one_argument() -> None:
+@pytest.mark.parametrize("fn", [lambda: None, lambda a, b: None, 3])
+def test_a_tensor_hook_wants_one_argument(fn: Any) -> None:
     with pytest.raises(HookError, match="grad"):
-        th.register_tensor_hook(torch.ones(1, requires_grad=True), lambda: None)
+        th.register_tensor_hook(torch.ones(1, requires_grad=True), fn)
 
 
 @pytest.mark.parametrize(
