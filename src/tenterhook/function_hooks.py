@@ -13,7 +13,7 @@ import inspect
 import threading
 from collections.abc import Collection
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import wrapt
 
@@ -35,7 +35,7 @@ class _Hooked(wrapt.FunctionWrapper):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.__wrapped__, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         wrapped = self.__wrapped__
         return wrapped.__qualname__ if inspect.isfunction(wrapped) else wrapped.__reduce_ex__(protocol)
 

@@ -64,7 +64,19 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
-    __slots__ = ("_attachment", "_repeating", "calls", "fired", "fn", "kind", "live", "path", "reason", "recomputed")
+    __slots__ = (
+        "_attachment",
+        "_repeating",
+        "calls",
+        "fired",
+        "fn",
+        "kind",
+        "live",
+        "path",
+        "reason",
+        "recomputed",
+        "unfired",
+    )
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
         self.kind = kind
@@ -75,6 +87,7 @@ class HookSite:
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
+        self.unfired = ""  # what to say where it has not fired and nothing else is wrong
         self._attachment: Detachable | None = None
         self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
@@ -86,11 +99,6 @@ class HookSite:
     def in_place(self) -> bool:
         """Whether the framework still holds our hook."""
         return self.live and self._attachment is not None and self._attachment.live
-
-    @property
-    def lost(self) -> bool:
-        """Whether somebody else took our hook off."""
-        return self.live and self._attachment is not None and not self._attachment.live
 
     @property
     def applies(self) -> bool:
@@ -105,13 +113,13 @@ class HookSite:
         """Whether the callback is running in this thread now: what it calls does not call it again."""
         return self in _running.get(threading.get_ident(), ())
 
-    def call(self, *arguments: Any) -> Any:
+    def call(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the callback; what it raises gets a note that names the place."""
         thread = threading.get_ident()
         running = _running.setdefault(thread, [])
         running.append(self)
         try:
-            return self.fn(*arguments)
+            return self.fn(*arguments, **keywords)
         except Exception as error:
             note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise

@@ -14,15 +14,41 @@ from functools import partial
 from typing import Any
 
 from tenterhook.address import format_place
+from tenterhook.backends import Backend
 from tenterhook.capture import Capture
+from tenterhook.errors import TenterhookError
 from tenterhook.handles import in_callback
 from tenterhook.select import Entry
 from tenterhook.tracker import LiveCall, Watched
 from tenterhook.values import leaves
 
-__all__ = ["OpCapture"]
+__all__ = ["OpCapture", "check_ops"]
 
 _Handler = Callable[..., Any]
+
+
+class _Deaf:
+    """A listener that wants to know nothing."""
+
+    def begins(self, name: str, source: Callable[[], str | None]) -> None:
+        pass
+
+    def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
+        pass
+
+
+def check_ops(backend: Backend, fused: str) -> None:
+    """Refuse what cannot be: functional calls of a framework that shows none, and fused paths beside them.
+
+    Raises:
+        UnsupportedError: the framework shows no functional calls.
+        TenterhookError: fused paths are to be kept.
+    """
+    backend.trace_ops(_Deaf())
+    if fused == "keep":
+        raise TenterhookError(
+            'ops=True leaves fused and compiled code, which fused="keep" is to keep\n  leave one of the two out'
+        )
 
 
 class OpCapture:

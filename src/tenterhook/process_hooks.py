@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, Literal
@@ -89,12 +90,19 @@ class ProcessHooks:
                 f"{describe_owner(owner)}.{name} is a module's call\n  hook it with hooks.forward_pre and hooks.forward"
             )
         check_signature(fn, arguments, kind)
+        dynamic = isinstance(name, str) and inspect.getattr_static(owner, name, None) is None
+        if dynamic and self._backend.is_model(getattr(owner, name, None)):
+            raise HookError(
+                f"{describe_owner(owner)}.{name} is a module, a {type(getattr(owner, name)).__name__}\n"
+                "  hook it with hooks.forward_pre and hooks.forward"
+            )
         site = HookSite(kind, f"{describe_owner(owner)}.{name}", fn)
         hook = FunctionHook(self._backend, site, allowed(allow))
         hook.attach(owner, name, first=prepend)
         site.attached(hook)
+        site.unfired = "never called"
         if isinstance(owner, ModuleType):
-            site.reason = f"never called as {site.path} (a name imported earlier is the function itself)"
+            site.unfired += f" as {site.path} (a name imported earlier is the function itself)"
         return self._keep(Handle([site]))
 
     def load(self, fn: Callable[[Any, Any], None], *, select: Selection = "") -> Handle:
@@ -120,7 +128,7 @@ class ProcessHooks:
             for entry in chosen:
                 site = HookSite("load", entry.path, fn)
                 site.attached(self._backend.on_load(entry.module, LoadHook(site)))
-                site.reason = "nothing was loaded"
+                site.unfired = "nothing was loaded"
                 handle.sites.append(site)
         except BaseException:
             handle.remove()
@@ -141,7 +149,7 @@ class ProcessHooks:
         check_signature(fn, ("optimizer",), "optimizer_step")
         site = HookSite("optimizer_step", f"({when} any optimizer's step)", fn)
         site.attached(self._backend.on_optimizer_step(OptimizerHook(site), before=when == "before"))
-        site.reason = "no optimizer has stepped"
+        site.unfired = "no optimizer has stepped"
         return self._keep(Handle([site]))
 
     def _check_open(self) -> None:

@@ -148,7 +148,7 @@ class SiteReasons:
         if site.fired:
             return ""
         if site.kind not in ON_CALLS:
-            return NO_GRADIENT_YET
+            return site.unfired or NO_GRADIENT_YET
         if site.calls:
             return NO_GRADIENT_HERE if self._passes else NO_GRADIENT_YET
         return why_never_called(site.path, self._called, self._blind, self._weights)

@@ -16,7 +16,7 @@ from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
-from tenterhook.op_capture import OpCapture
+from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
 from tenterhook.recording.environment import now, start_manifest
@@ -350,7 +350,7 @@ def record(
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
         ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
             that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
-            are only with ``"all"``.
+            are only with ``"all"``. Not with ``fused="keep"``.
         every: record every n-th step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
@@ -382,6 +382,8 @@ def record(
         scaler=scaler,
         ops=ops,
     )
+    if ops:
+        check_ops(backend, fused)
     sampling = Sampling(every, steps)
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])

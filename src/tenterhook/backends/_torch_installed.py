@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
-from torch.optim import optimizer as _optimizer_registries  # pyright: ignore[reportAttributeAccessIssue]
 
 from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
@@ -36,6 +36,7 @@ _OPTIMIZER_TABLES = {
     "_optimizer_load_state_dict_pre_hooks": "optimizer_load_pre",
     "_optimizer_load_state_dict_post_hooks": "optimizer_load",
 }
+_optimizer_registries = sys.modules[torch.optim.Optimizer.__module__]
 _EVERY_MODULE = "(every module)"
 _EVERY_OPTIMIZER = "(every optimizer)"
 
@@ -85,11 +86,15 @@ def _callbacks(function: Any) -> list[Any]:
     return [function] if patch is None or not _is_ours(patch) else [*patch.before, *patch.after]
 
 
+def _taps(hook: Any) -> list[Any]:
+    """The callbacks behind the one hook that the backend keeps on a tensor."""
+    return [tap.fn for tap in hook.taps] if _is_ours(hook) and hasattr(hook, "taps") else [hook]
+
+
 def _of_tensor(name: str, tensor: torch.Tensor) -> Iterator[InstalledHook]:
     note = "hooks on sharded parameters never fire" if type(tensor).__name__ == "DTensor" else ""
     for hook in (tensor._backward_hooks or {}).values():
-        taps: Any = getattr(hook, "taps", None) if _is_ours(hook) else None
-        for one in [hook] if taps is None else [tap.fn for tap in taps]:
+        for one in _taps(hook):
             yield _record(name, "tensor", one, note)
     for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
         yield _record(name, "post_accumulate_grad", hook)
@@ -132,12 +137,11 @@ def _is_ours(hook: Any) -> bool:
 
 def _site_of(hook: Any) -> Any:
     """Find the record of the user's callback behind a hook of ours; None for a recording's."""
-    parts = [hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn"))]
+    parts: list[Any] = [hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn"))]
     parts += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     for part in parts:
         for one in (part, getattr(part, "__self__", None)):
-            site = getattr(one, "site", None)
-            if site is not None:
+            if (site := getattr(one, "site", None)) is not None:
                 return site
     return None
 

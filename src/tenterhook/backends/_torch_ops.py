@@ -37,7 +37,7 @@ class OpMode(TorchFunctionMode):
         name = getattr(func, "__name__", "") or type(func).__name__
         if name in _ATTRIBUTES:
             return func(*args, **kwargs)
-        begun = self._listener.begins(name.partition(".")[0].strip("_") or name, _line_of_user)
+        begun = self._listener.begins(_plain(name), _line_of_user)
         if begun is None:
             return func(*args, **kwargs)
         try:
@@ -58,6 +58,12 @@ class OpMode(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             _C._push_on_torch_function_stack(mode)
+
+
+def _plain(name: str) -> str:
+    """Take an operator's underscores (``__add__``) and an overload (``add.Tensor``) off; ``add_`` works in place and stays."""
+    name = name.partition(".")[0]
+    return name[2:-2] if len(name) > 4 and name[:2] == name[-2:] == "__" else name
 
 
 def _line_of_user() -> str | None:
