@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "tap_tensor"]
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 
 class _Port:
@@ -61,8 +63,16 @@ class Tap:
             port.handle.remove()
 
 
+def differentiated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose gradient is tracked: under ``vmap`` alone that is the one behind the batched tensor."""
+    while not tensor.requires_grad and _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it)."""
+    tensor = differentiated(tensor)
     if not tensor.requires_grad:
         if torch.is_inference_mode_enabled():
             return "inference mode"
