@@ -45,7 +45,9 @@ from tenterhook.stats import DTYPE_CODES, RowBuffer
 __all__ = ["BACKEND", "TorchBackend"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_outside_transforms: Any = torch._C._DisableFuncTorch  # else a transform that runs wraps the results of our own operations
+_outside_transforms: Any = (
+    torch._C._DisableFuncTorch
+)  # else a transform that runs wraps the results of our own operations
 _current_graph_task = torch._C._current_graph_task_id
 
 _DTYPE_NAMES = {
@@ -320,10 +322,10 @@ class TorchBackend:
 
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
-        if _functorch.is_functorch_wrapped_tensor(tensor):
+        while _functorch.is_functorch_wrapped_tensor(tensor):
             if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
-            tensor = _unwrapped(tensor)
+            tensor = _functorch.get_unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor, note = tensor.to_local(), "statistics of this rank's shard"  # type: ignore[attr-defined]
         reason = _why_no_values(tensor)
