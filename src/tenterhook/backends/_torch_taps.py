@@ -24,8 +24,10 @@ class _Port:
         self.taps: list[Tap] = []
         self.handle: Any = None
 
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         replaced = None
+        if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
+            return None
         for tap in reversed(self.taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
