@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable, settle_alias
-from tenterhook.errors import EditError
+from tenterhook.aliasing import InputAliases
+from tenterhook.backends import Backend, Detachable
+from tenterhook.errors import EditError, TenterhookWarning
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement, replacement_arguments
@@ -20,9 +22,12 @@ __all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
 class _CallHook:
     """What the hooks around a call have in common."""
 
-    def __init__(self, backend: Backend, site: HookSite, *, with_name: bool) -> None:
+    def __init__(
+        self, backend: Backend, site: HookSite, *, with_name: bool, allow: frozenset[str] = frozenset()
+    ) -> None:
         self.backend = backend
         self.site = site
+        self.allow = allow
         self.first: tuple[Any, ...] = (site.path,) if with_name else ()
 
     @property
@@ -44,16 +49,41 @@ class _CallHook:
         self.count()
         backend = self.backend
         regions = backend.regions()
-        if not regions:
+        if not regions and not backend.tracks_gradients():
             new = call()
             return new if new is None or backend.was_changed_by(self.site) else None
-        before = [(tensor, backend.version(tensor)) for _, tensor in leaves(value, backend.tensor_types)]
+        before = [
+            (slot, tensor, backend.version(tensor), backend.wants_gradient(tensor))
+            for slot, tensor in leaves(value, backend.tensor_types)
+        ]
         new = call()
-        if new is not None or any(backend.version(tensor) != version for tensor, version in before):
-            if not backend.was_changed_by(self.site):
-                return None
-            self.site.repeat_in(regions)
+        if new is None and not any(
+            backend.version(tensor) != version or backend.wants_gradient(tensor) != tracked
+            for _, tensor, version, tracked in before
+        ):
+            return None
+        if not backend.was_changed_by(self.site):
+            return None
+        self.site.repeat_in(regions)
+        self._warn_if_cut_off([slot for slot, _, _, tracked in before if tracked], value if new is None else new)
         return new
+
+    def _warn_if_cut_off(self, tracked: list[str], new: Any) -> None:
+        """Say once that what was part of the graph is no longer: training upstream stops without a word otherwise."""
+        backend = self.backend
+        if not tracked or self.site.warned or "detached" in self.allow:
+            return
+        found = dict(leaves(new, backend.tensor_types))
+        cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
+        if cut:
+            self.site.warned = True
+            warnings.warn(
+                f"{self.where}: the new value is detached, the old one was not: no gradient goes on from here"
+                f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
+                '  compute the new value from the old one, or permit it with allow="detached"',
+                TenterhookWarning,
+                stacklevel=2,
+            )
 
 
 class ForwardPreHook(_CallHook):
@@ -62,9 +92,8 @@ class ForwardPreHook(_CallHook):
     def __init__(
         self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, allow: frozenset[str]
     ) -> None:
-        super().__init__(backend, site, with_name=with_name)
+        super().__init__(backend, site, with_name=with_name, allow=allow)
         self.with_kwargs = with_kwargs
-        self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
@@ -73,8 +102,11 @@ class ForwardPreHook(_CallHook):
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.site.applies:
             return None
+        return self.run((args, kwargs), lambda: self._new_arguments(module, args, kwargs))
+
+    def _new_arguments(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         more = (kwargs,) if self.with_kwargs else ()
-        returned = self.run((args, kwargs), lambda: self.site.call(*self.first, module, args, *more))
+        returned = self.site.call(*self.first, module, args, *more)
         if returned is None:
             return None
         new = replacement_arguments(
@@ -97,10 +129,9 @@ class ForwardHook(_CallHook):
         always_call: bool,
         allow: frozenset[str],
     ) -> None:
-        super().__init__(backend, site, with_name=with_name)
+        super().__init__(backend, site, with_name=with_name, allow=allow)
         self.with_kwargs = with_kwargs
         self.always_call = always_call
-        self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
@@ -114,10 +145,12 @@ class ForwardHook(_CallHook):
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.site.applies:
             return None
-        new = self.run(output, lambda: self._call(module, args, kwargs, output))
-        if new is None:
-            return None
-        check_replacement(self.backend, output, new, self.where, self.allow)
+        return self.run(output, lambda: self._new_output(module, args, kwargs, output))
+
+    def _new_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        new = self._call(module, args, kwargs, output)
+        if new is not None:
+            check_replacement(self.backend, output, new, self.where, self.allow)
         return new
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
@@ -146,37 +179,33 @@ class BackwardHook(_CallHook):
         if not self.site.live:
             return None
         fire = partial(self._fire_input if self.wants_input else self._fire_output, module)
-        running = _Running(CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where))
+        gradients = CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where)
+        running = _Running(gradients, InputAliases(self.backend))
         self._running.setdefault(threading.get_ident(), []).append(running)
         if not self.wants_input:
             return None
         bound = bind_arguments(self._names, args, kwargs)
         entries = _entries(bound.items(), self.backend.tensor_types)
-        aliases: dict[str, Any] = {}
+        aliases = running.aliases
+        arrived = partial(self._arrived, running.gradients, "input")
+
+        def tap(slot: str, tensor: Any, itself: bool) -> Any:
+            return self.backend.tap(tensor, partial(arrived, slot), module if itself else None, self.site)
+
         expected: list[bool] = []
         for slot, tensor in entries:
             comes = tensor is not None and self.backend.wants_gradient(tensor)
             expected.append(comes)
             if comes:
-                aliases[slot] = self._alias(running, slot, tensor)
+                aliases.add(slot, tensor, tap)
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
-        return replace_arguments(self._names, args, kwargs, aliases) if aliases else None
-
-    def _alias(self, running: _Running, slot: str, tensor: Any) -> Any:
-        backend = self.backend
-        alias = backend.alias(tensor)
-        arrived = partial(self._arrived, running.gradients, "input", slot)
-        inner = _put_on(backend.tap(alias, arrived, None, self.site))
-        # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
-        outer = None if backend.is_leaf(tensor) else _put_on(backend.tap(tensor, arrived, None, self.site))
-        running.aliases.append((alias, backend.version(alias), inner, outer))
-        return alias
+        return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running = self._take()
         if running is None or not self.site.live:
             return
-        running.settle(self.backend, f"{type(module).__name__} at '{self.site.path or '(root)'}'")
+        running.aliases.settle(f"{type(module).__name__} at '{self.site.path or '(root)'}'")
         gradients = running.gradients
         gradients.ended = self.gathering.tick()
         entries = _entries(_top_level(output), self.backend.tensor_types)
@@ -187,6 +216,10 @@ class BackwardHook(_CallHook):
                 tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
                 if isinstance(tap, str):
                     self.site.reason = f"no gradient: {tap}"
+                else:
+                    self.site.reason = self.site.reason or "no gradient: none has come back to it"
+                    if self.backend.is_leaf(tensor):  # its hooks outlive the graph
+                        self.site.keep((id(tensor), slot), tap)
             expected.append(not isinstance(tap, str))
         gradients.expect("output", [slot for slot, _ in entries], expected)
         if any(expected):
@@ -239,18 +272,9 @@ class _Running:
 
     __slots__ = ("aliases", "gradients")
 
-    def __init__(self, gradients: CallGradients) -> None:
+    def __init__(self, gradients: CallGradients, aliases: InputAliases) -> None:
         self.gradients = gradients
-        self.aliases: list[tuple[Any, int | None, Any, Any]] = []
-
-    def settle(self, backend: Backend, where: str) -> None:
-        for alias, version, inner, outer in self.aliases:
-            settle_alias(backend, alias, version, inner, outer, where)
-        self.aliases.clear()
-
-
-def _put_on(tap: Detachable | str) -> Detachable | None:
-    return None if isinstance(tap, str) else tap
+        self.aliases = aliases
 
 
 def _top_level(output: Any) -> list[tuple[str, Any]]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable, settle_alias
+from tenterhook.aliasing import InputAliases
+from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import UnsupportedError
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
@@ -26,6 +27,7 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
+_IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
@@ -168,8 +170,9 @@ class Capture:
             return
         if call.recorded:
             self._call_row(call, None)
-        if self._wants_grad_input:
-            self._settle_aliases(call)
+        if call.aliases is not None:
+            aliases, call.aliases = call.aliases, None
+            aliases.settle(f"{watched.type} at '{watched.name}'")
         if not (self._wants_output or self._wants_grad_output):
             return
         for slot, tensor in leaves(output, self._types):
@@ -225,16 +228,17 @@ class Capture:
                 self._flush_calls()
 
     # --- values ----------------------------------------------------------------------------------------------------
-    def value(self, call: LiveCall, kind: str, slot: str, tensor: Any, *, row_of: LiveCall | None = None) -> None:
-        """Record one tensor of a call; ``row_of`` is the forward call that a backward value belongs to."""
+    def value(
+        self, call: LiveCall, kind: str, slot: str, tensor: Any, *, backward: bool = False, note: str | None = None
+    ) -> None:
+        """Record one tensor of a call, ``backward`` of its backward pass."""
         watched = call.watched
-        backward = row_of is not None
         seq = self.tracker.next_seq()
         self._add_value(
             watched, (
                 seq, call.backward_seq if backward else call.seq, call.step, watched.model, watched.path, kind, slot,
                 call.number, "backward" if backward else call.phase, call.pass_number if backward else 0,
-            ), tensor,
+            ), tensor, note,
         )  # fmt: skip
         if self._listener is not None:
             self._listener("backward" if backward else "value", call, kind, slot, tensor)
@@ -263,11 +267,11 @@ class Capture:
         scale = self._scale[1]
         return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
 
-    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any) -> None:
+    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any, told: str | None = None) -> None:
         backend = self.backend
-        unscaled = None
         if self.options.scaler is not None and place[5] in _GRADIENTS:
             tensor, unscaled = self._unscale(tensor)
+            told = unscaled if told is None or unscaled is None else f"{told}; {unscaled}"
         shape, dtype, device = backend.summary(tensor)
         key = None
         if watched.keep:
@@ -278,7 +282,7 @@ class Capture:
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note or unscaled))
+            self._block.rows.append((row, *place, shape, dtype, device, key, note or told))
             self.values_recorded += 1
 
     def _next_row(self) -> int:
@@ -289,8 +293,10 @@ class Capture:
         return row
 
     # --- backward --------------------------------------------------------------------------------------------------
-    def _tap(self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any) -> Detachable | None:
-        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot), module, self)
+    def _tap(
+        self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
+    ) -> Detachable | None:
+        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot, note), module, self)
         watched = call.watched
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
@@ -305,7 +311,7 @@ class Capture:
             self._leaf_taps[key] = tap
         return tap
 
-    def _gradient(self, call: LiveCall, kind: str, slot: str, gradient: Any) -> None:
+    def _gradient(self, call: LiveCall, kind: str, slot: str, note: str | None, gradient: Any) -> None:
         # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
         target = call.forward if call.forward is not None else call
         token = self.backend.backward_token()
@@ -318,7 +324,7 @@ class Capture:
         pending[kind, slot] = token
         if len(pending) > 1:
             self._passes[token].append(call)
-        self.value(target, kind, slot, gradient, row_of=target)
+        self.value(target, kind, slot, gradient, backward=True, note=note)
 
     def _begin_backward(self, call: LiveCall, token: int) -> None:
         call.token = token
@@ -359,30 +365,19 @@ class Capture:
 
     def _alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the module aliases of its inputs, so that the gradient seen is the one through this module."""
-        backend = self.backend
         names = call.watched.input_names
-        aliases: dict[str, Any] = {}
-        settle: list[tuple[Any, int | None, Any, Any]] = []
+        call.aliases = aliases = InputAliases(self.backend)
+
+        def tap(slot: str, tensor: Any, itself: bool) -> Detachable | None:
+            return self._tap(call, "grad_input", slot, tensor, *((module, _IN_PLACE) if itself else (None,)))
+
         for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
-            if not backend.wants_gradient(tensor):
-                continue
-            alias = aliases[slot] = backend.alias(tensor)
-            if not call.expects_gradient:
-                continue
-            inner = self._tap(call, "grad_input", slot, alias, None)
-            # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
-            outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            settle.append((alias, backend.version(alias), inner, outer))
-        if not aliases:
+            if self.backend.wants_gradient(tensor):
+                aliases.add(slot, tensor, tap if call.expects_gradient else None)
+        if not aliases.by_slot:
             call.watched.no_gradient["no input requires a gradient"] += 1
             return None
-        call.settle = settle
-        return replace_arguments(names, args, kwargs, aliases)
-
-    def _settle_aliases(self, call: LiveCall) -> None:
-        settle, call.settle = call.settle, None
-        for alias, version, inner, outer in settle or ():
-            settle_alias(self.backend, alias, version, inner, outer, f"{call.watched.type} at '{call.watched.name}'")
+        return replace_arguments(names, args, kwargs, aliases.by_slot)
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self) -> None:

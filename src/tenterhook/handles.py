@@ -66,6 +66,7 @@ class HookSite:
 
     __slots__ = (
         "_attachment",
+        "_lasting",
         "_repeating",
         "calls",
         "fired",
@@ -76,6 +77,7 @@ class HookSite:
         "reason",
         "recomputed",
         "unfired",
+        "warned",
     )
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
@@ -85,15 +87,24 @@ class HookSite:
         self.fired = 0
         self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
+        self.warned = False
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong
         self._attachment: Detachable | None = None
+        self._lasting: dict[object, Detachable] = {}  # taps on leaves, which no graph takes with it
         self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
         """Keep what the framework gave for our hook."""
         self._attachment = attachment
+
+    def keep(self, key: object, tap: Detachable) -> None:
+        """Keep a tap on a leaf until the hook is removed, or until one of a later call takes its place."""
+        old = self._lasting.pop(key, None)
+        if old is not None:
+            old.remove()
+        self._lasting[key] = tap
 
     @property
     def in_place(self) -> bool:
@@ -148,6 +159,9 @@ class HookSite:
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
+        for tap in self._lasting.values():
+            tap.remove()
+        self._lasting.clear()
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None

@@ -59,7 +59,8 @@ class HookSet(ProcessHooks):
             with_kwargs: call ``fn(module, args, kwargs)``, which returns None or ``(args, kwargs)``.
             with_name: the module's path comes first: ``fn(name, module, args)``.
             prepend: run before the hooks that are on already.
-            allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``.
+            allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``; ``"detached"``
+                silences the warning about a replacement that cuts the graph.
 
         Raises:
             SelectionError: nothing matches, or a container that is never called is named.

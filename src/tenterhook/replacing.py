@@ -11,7 +11,7 @@ from tenterhook.values import leaves, same_structure
 
 __all__ = ["ALLOWANCES", "allowed", "check_replacement", "replacement_arguments"]
 
-ALLOWANCES = ("structure", "shape", "dtype", "device")
+ALLOWANCES = ("structure", "shape", "dtype", "device", "detached")
 """What ``allow=`` can permit to change."""
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Region
 from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
@@ -90,6 +91,7 @@ class LiveCall:
     """One call of a watched module, from its start until its last gradient."""
 
     __slots__ = (
+        "aliases",
         "around",
         "backward_depth",
         "backward_seq",
@@ -105,7 +107,6 @@ class LiveCall:
         "recorded",
         "regions",
         "seq",
-        "settle",
         "source",
         "start_ns",
         "step",
@@ -140,7 +141,7 @@ class LiveCall:
         self.backward_seq = -1
         self.backward_depth = 0
         self.pending: dict[tuple[str, str], int] = {}  # gradients expected -> backward pass that brought them last
-        self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
+        self.aliases: InputAliases | None = None  # until the module has run
 
     @property
     def expects_gradient(self) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "tap_tensor"]
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 
 class _Port:
@@ -22,8 +24,10 @@ class _Port:
         self.taps: list[Tap] = []
         self.handle: Any = None
 
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         replaced = None
+        if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
+            return None
         for tap in reversed(self.taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
@@ -41,7 +45,7 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("fn", "live", "module", "owner", "port")
+    __slots__ = ("behind", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port
@@ -49,11 +53,14 @@ class Tap:
         self.module = None if module is None else id(module)
         self.owner = owner
         self.live = True
+        self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
     def remove(self) -> None:
         if not self.live:
             return
         self.live = False
+        if self.behind is not None:
+            self.behind.remove()
         port = self.port
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
@@ -61,12 +68,42 @@ class Tap:
             port.handle.remove()
 
 
+def differentiated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose gradient is tracked: under ``vmap`` alone that is the one behind the batched tensor."""
+    while not tensor.requires_grad and _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
-    """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it)."""
+    """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
+
+    A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
+    of the tensor behind it. Where a ``module`` is given, that is seen to.
+    """
+    tensor = differentiated(tensor)
     if not tensor.requires_grad:
         if torch.is_inference_mode_enabled():
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
+    if module is None or not tensor._is_view() or not _has_plain_base(tensor):
+        return _insert(tensor, fn, module, owner)
+    behind = _Behind(tensor, fn)
+    base = tensor._base
+    assert base is not None
+    tap = _insert(tensor, behind.came, module, owner)
+    tap.behind = _insert(base, behind.came_to_base, module, owner)
+    return tap
+
+
+def _has_plain_base(tensor: torch.Tensor) -> bool:
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    base = tensor._base
+    return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
+
+
+def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: _Port | None = None
     if hooks:
@@ -86,6 +123,42 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
             place -= 1
     taps.insert(place, tap)
     return tap
+
+
+class _Behind:
+    """The gradient of a view, from the view itself or, once that has been changed in place, from the tensor behind it."""
+
+    __slots__ = ("_fn", "_offset", "_pass", "_probe", "_shape", "_strides", "_version", "_whole")
+
+    def __init__(self, view: torch.Tensor, fn: Callable[[Any], Any]) -> None:
+        base = view._base
+        assert base is not None
+        self._fn = fn
+        self._shape, self._strides = view.shape, view.stride()
+        self._offset = view.storage_offset() - base.storage_offset()
+        self._whole = base.stride()
+        # Shares the count of in-place changes with the view, and holds none of its memory.
+        self._probe = view.detach()
+        self._probe.data = view.new_empty(0)
+        self._version = self._probe._version
+        self._pass = -1
+
+    def came(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        self._pass = torch._C._current_graph_task_id()
+        return self._fn(gradient)
+
+    def came_to_base(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        if self._pass == torch._C._current_graph_task_id() or self._probe._version == self._version:
+            return None
+        whole = gradient
+        if whole.stride() != self._whole:
+            whole = torch.empty_strided(whole.shape, self._whole, dtype=whole.dtype, device=whole.device).copy_(whole)
+        new = self._fn(whole.as_strided(self._shape, self._strides, self._offset))
+        if new is None:
+            return None
+        whole = whole.clone(memory_format=torch.preserve_format)
+        whole.as_strided(self._shape, self._strides, self._offset).copy_(new)
+        return whole
 
 
 class PostAccumulateTap:

@@ -37,7 +37,7 @@ from tenterhook.backends._torch_attachments import Attachment
 from tenterhook.backends._torch_fast_paths import closed_fast_paths
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
-from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, tap_tensor
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -45,6 +45,9 @@ from tenterhook.stats import DTYPE_CODES, RowBuffer
 __all__ = ["BACKEND", "TorchBackend"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_outside_transforms: Any = (
+    torch._C._DisableFuncTorch
+)  # else a transform that runs wraps the results of our own operations
 _current_graph_task = torch._C._current_graph_task_id
 
 _DTYPE_NAMES = {
@@ -260,7 +263,10 @@ class TorchBackend:
         return tap_tensor(parameter, fn, None, None)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view_as(tensor)
+        alias = tensor.view_as(tensor)
+        if vars(tensor):
+            vars(alias).update(vars(tensor))  # what somebody has pinned to the input is looked for by the module
+        return alias
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
@@ -269,7 +275,7 @@ class TorchBackend:
         return tensor.is_leaf
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad and torch.is_grad_enabled()
+        return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
     def tracks_gradients(self) -> bool:
         return torch.is_grad_enabled()
@@ -316,10 +322,10 @@ class TorchBackend:
 
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
-        if _functorch.is_functorch_wrapped_tensor(tensor):
+        while _functorch.is_functorch_wrapped_tensor(tensor):
             if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
-            tensor = _unwrapped(tensor)
+            tensor = _functorch.get_unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor, note = tensor.to_local(), "statistics of this rank's shard"  # type: ignore[attr-defined]
         reason = _why_no_values(tensor)
@@ -328,7 +334,7 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with self.untracked():
+        with self.untracked(), _outside_transforms():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if not plain.is_cpu:
                 plain = plain.cpu()
@@ -339,7 +345,7 @@ class TorchBackend:
         tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor = tensor.to_local()  # type: ignore[attr-defined]
-        with self.untracked():
+        with self.untracked(), _outside_transforms():
             plain = tensor.detach()
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 

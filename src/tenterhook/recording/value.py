@@ -236,6 +236,8 @@ def _token(step: str) -> str | int:
 
 
 def _given(value: Value) -> Any:
+    if value.dtype == "none":
+        return None  # a gradient that never came, which is not zero
     return value.tensor if value.stored else value
 
 

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import tenterhook as th
+
+
+@pytest.fixture(params=["bare", "empty hooks", "recording", "recording all kinds"])
+def session(request: pytest.FixtureRequest) -> Callable[[Any], AbstractContextManager[Any]]:
+    """Give what opens a session on a model: none, one without a hook, and recordings of all modules."""
+    if request.param == "bare":
+        return lambda model: contextlib.nullcontext()
+    if request.param == "empty hooks":
+        return th.hooks
+    if request.param == "recording":
+        return lambda model: th.record(model, tensors=True, on_error="raise")
+    kinds = ["input", "output", "grad_input", "grad_output", "param", "param_grad"]
+    return lambda model: th.record(model, kinds=kinds, on_error="raise")
