@@ -12,7 +12,7 @@ import tenterhook as th
 
 NOT_CALLED = "never called"
 ONLY_INSIDE = "never called itself, only modules inside it: through .forward, another method, or a slice of it"
-BY_GRADIENT = "weights used without calling the module: a gradient came to them"
+BY_GRADIENT = "never called, though its weights got a gradient: used directly, by .forward, or before the session"
 
 
 def ignore(*args: Any) -> None:
