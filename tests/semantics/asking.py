@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tenterhook as th
+from tenterhook.hookset import HookSet
 
 NOT_CALLED = "never called"
 ONLY_INSIDE = "never called itself, only modules inside it: through .forward, another method, or a slice of it"
@@ -27,7 +28,7 @@ def missing(rec: th.Recorder) -> dict[str, str]:
     return dict(rec.coverage.missing)
 
 
-def why(hooks: th.HookSet) -> dict[str, str]:
+def why(hooks: HookSet) -> dict[str, str]:
     """Path -> the reason that print(hooks) shows, for hooks that have not fired; each is checked to be printed."""
     reasons = {site.path or "(root)": hooks.why_not_fired(site) for site in hooks.sites if not site.fired}
     for path, reason in reasons.items():

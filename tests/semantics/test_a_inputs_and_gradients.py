@@ -184,7 +184,7 @@ def test_which_hooks_run_in_grad_and_in_backward(run: Callable[..., Any], fired:
 
 def test_a_recording_sees_gradients_of_grad_as_of_backward() -> None:
     """Row 41, same kind: output gradients are there whichever is differentiated."""
-    model = make_net()
+    model: Any = make_net()
     for run in (
         lambda y: y.backward(),
         lambda y: torch.autograd.grad(y, model[0].weight),
@@ -197,7 +197,7 @@ def test_a_recording_sees_gradients_of_grad_as_of_backward() -> None:
 
 def test_grad_that_does_not_reach_a_module_is_told() -> None:
     """Row 41, same kind: grad with respect to the last weight stops there."""
-    model = make_net()
+    model: Any = make_net()
     with th.record(model) as rec:
         torch.autograd.grad(model(torch.ones(1, 2)).sum(), model[2].weight)
     assert missing(rec) == dict.fromkeys(("0", "1"), "no gradient: not used by what was differentiated")

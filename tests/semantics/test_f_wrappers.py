@@ -106,7 +106,7 @@ def test_patched_forwards_as_accelerate_does_them() -> None:
     """Row 15, same kind: an instance's forward that wraps the old one is called, and left as it is."""
     hooks_module = pytest.importorskip("accelerate.hooks")
 
-    class AddOne(hooks_module.ModelHook):  # type: ignore[misc]
+    class AddOne(hooks_module.ModelHook):
         def post_forward(self, module: nn.Module, output: torch.Tensor) -> torch.Tensor:
             return output + 1
 
