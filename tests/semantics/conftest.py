@@ -11,7 +11,7 @@ from torch import nn
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
     """One process of one."""
-    store = dist.distributed_c10d.HashStore()
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
