@@ -105,8 +105,12 @@ class CallGradients:
         return self._finish(slot) if side == "input" and self._inputs.is_complete() else None
 
     def finish(self) -> None:
-        """Run the callback with what has come, if it has not run yet in this pass."""
-        if not self._fired and (self._outputs.came or self._inputs.came):
+        """Run the callback with what has come, if it has not run yet in this pass.
+
+        A pass that was to stop before the inputs, ``grad(y, weight)``, does not go through the call, which then is not told.
+        """
+        stopped = self._replaces == "input" and self._inputs.expected and not self._inputs.came
+        if not self._fired and not stopped and (self._outputs.came or self._inputs.came):
             self._finish(None)
 
     def _finish(self, arriving: str | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,12 +118,18 @@ def unmatched(select: Sequence[str], matched: set[str], rows: Sequence[dict[str,
     return missing
 
 
+_sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
+
+
 def _source(module: Any) -> str | None:
-    try:
-        lines = inspect.getsourcelines(type(module))
-        return f"{inspect.getsourcefile(type(module))}:{lines[1]}"
-    except (OSError, TypeError):  # classes typed into a prompt have no source
-        return None
+    """Return file and line of a module's class; looked up once a class, since that parses the whole file."""
+    kind = type(module)
+    if kind not in _sources:
+        try:
+            _sources[kind] = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+        except (OSError, TypeError):  # classes typed into a prompt have no source
+            _sources[kind] = None
+    return _sources[kind]
 
 
 def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:

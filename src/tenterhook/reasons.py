@@ -70,7 +70,7 @@ class WeightUse:
         if calling:
             return f"never called: its weights are also those of '{calling[0]}', which was"
         if path in self._used or not shared.isdisjoint(self._used):
-            return "weights used without calling the module: a gradient came to them"
+            return "never called, though its weights got a gradient: used directly, by .forward, or before the session"
         return None
 
 

@@ -88,7 +88,8 @@ def test_an_edit_applies_whenever_the_model_was_compiled(
     way: Callable[..., Any], backend: str, called_before: bool
 ) -> None:
     """Row 13: a hook put on after the first compiled call is ignored by torch; here the edit applies."""
-    net, x = make_net(), torch.ones(1, 2)
+    net: Any = make_net()
+    x = torch.ones(1, 2)
     truth = net[2](net[1](net[0](x) + 100))
     plain = net(x)
     compiled = way(net, backend)
@@ -122,7 +123,7 @@ def test_gradient_hooks_apply(way: Callable[..., Any], called_before: bool) -> N
 @pytest.mark.parametrize("kind", ["backward_pre", "tensor", "param_grad"])
 def test_other_gradient_hooks_apply_after_the_first_compiled_call(kind: str) -> None:
     """Row 14, same kind: the other hooks that see a gradient."""
-    net = nn.Sequential(nn.Linear(2, 2, bias=False))
+    net: Any = nn.Sequential(nn.Linear(2, 2, bias=False))
     compiled = wrapped(net, "aot_eager")
     compiled(torch.ones(2, requires_grad=True)).sum().backward()
     net.zero_grad()
@@ -153,7 +154,7 @@ def test_the_wrapper_is_no_module_of_its_own(way: Callable[..., Any]) -> None:
 
 def test_a_compiled_layer_in_a_plain_model_has_one_record() -> None:
     """Row 16, same kind: the wrapper sits inside."""
-    net = make_net()
+    net: Any = make_net()
     net[0] = torch.compile(net[0], backend="eager")
     net(torch.ones(1, 2))
     with th.record(net) as rec:
@@ -231,7 +232,8 @@ def test_what_is_compiled_during_a_session_keeps_nothing_of_it() -> None:
 @pytest.mark.parametrize("called_before", [False, True])
 def test_a_compiled_train_step_is_seen(called_before: bool) -> None:
     """Row 13, same kind: a function is compiled that calls the model; nothing on the model tells so."""
-    net, x = make_net(), torch.ones(1, 2)
+    net: Any = make_net()
+    x = torch.ones(1, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     @torch.compile(backend="eager")

@@ -108,7 +108,7 @@ def _in_compiled_code() -> bool:
     return compiler is not None and compiler.get_eval_frame_callback() not in (None, False)
 
 
-@torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]  # the compiler refuses to meet set_stance
+@torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] - the compiler refuses to meet set_stance
 def _force_eager() -> Callable[[], None]:
     stance: Any = torch.compiler.set_stance("force_eager")
     return lambda: stance.__exit__(None, None, None)

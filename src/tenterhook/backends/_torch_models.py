@@ -145,6 +145,10 @@ def blind_spots(model: nn.Module) -> dict[str, str]:
             reasons[f"{prefix}out_proj"] = "weights used without calling the module"
         elif isinstance(module, torch.fx.GraphModule):
             reasons.update(_inlined(module, prefix))
+        elif "__overloads__" in vars(module):  # what torch.jit.script leaves on a module that it has read
+            reasons[path] = (
+                "never called: it was made into a script, which runs no hooks (scripted[0] gives this original)"
+            )
         elif type(module).__name__ == "LinearPackedParams":
             reasons[path] = "weights used without calling the module: it holds those of a quantised one"
     return reasons
