@@ -81,9 +81,13 @@ class ParameterWatch:
         ]
         self._taps: list[Detachable] = []
         self._before: list[tuple[Watched, str, Any, Any]] | None = None
+        self._step = -1  # that has been begun
 
     def step_begins(self) -> None:
-        """A step that is recorded is about to begin."""
+        """A step that is recorded is about to begin; more than once for a model that is met at a step's start."""
+        if self._step == self._capture.tracker.step:
+            return
+        self._step = self._capture.tracker.step
         if self._wants_gradient and not self._taps:
             for watched, name, parameter in self._parameters:
                 module = watched.ref()

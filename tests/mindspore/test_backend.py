@@ -168,7 +168,9 @@ def test_compiled_cells_run_eager_while_watched_and_that_is_said() -> None:
     with th.record(cell) as rec:
         during = cell(ones(2, 3)).asnumpy()
     assert [call.path for call in rec.order()] == ["", "fc"]
-    assert rec.told == ["cells compiled by ms.jit run eager: compiled code does not call hooks"]
+    assert rec.told == [
+        "Compiled.construct is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks"
+    ]
     np.testing.assert_allclose(during, before, rtol=1e-6)
     np.testing.assert_array_equal(cell(ones(2, 3)).asnumpy(), before)
 

@@ -179,6 +179,8 @@ def _is_frameworks_own(compiled: Any) -> bool:
 def _tell_once(sentence: str) -> None:
     if sentence not in STATE.told_of:
         STATE.told_of.add(sentence)
+        for told in STATE.told:
+            told.append(sentence)
         _log.warning(sentence)
 
 

@@ -141,6 +141,7 @@ class State:
         self.calls: list[Listener] = []
         self.steps: list[Listener] = []
         self.told_of: set[str] = set()
+        self.told: list[list[str]] = []  # of the sessions, what they say was changed for them
         self.forwards: dict[int, int] = {}  # thread -> depth of functions that are being differentiated
         self.quiet: dict[int, list[Any]] = {}  # thread -> training cells that are running
 

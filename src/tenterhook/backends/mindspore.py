@@ -24,7 +24,7 @@ from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
-from tenterhook.backends._mindspore_watching import Hold, Listener, put_on
+from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -114,14 +114,14 @@ class MindSporeBackend:
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
         hold = Hold(eager=model is not None)
+        told: list[str] = []  # gets a sentence for each compiled function as it is met
+        STATE.told.append(told)
         self._eager_sessions += model is not None
         try:
-            told: list[str] = []
-            if model is not None and any(models.is_compiled(entry.module) for entry in models.list_cells(model)):
-                told.append("cells compiled by ms.jit run eager: compiled code does not call hooks")
             yield told
         finally:
             self._eager_sessions -= model is not None
+            STATE.told = [one for one in STATE.told if one is not told]
             hold.release()
 
     # --- gradients -------------------------------------------------------------------------------------------------
