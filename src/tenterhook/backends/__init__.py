@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError, UnsupportedError
@@ -224,6 +225,10 @@ class Backend(Protocol):
 
     def owns_forward(self, module: Any) -> bool:
         """Whether the framework wrote the module's forward, so that functional calls in it are its implementation."""
+        ...
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        """Return a traceback without the frames that hooks of ours have brought into it."""
         ...
 
     def has_optimizer(self, model: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import mindspore
@@ -106,6 +107,9 @@ class MindSporeBackend:
 
     def owns_forward(self, module: nn.Cell) -> bool:
         return type(module).construct.__module__.partition(".")[0] == "mindspore"
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return traceback
 
     def has_optimizer(self, model: nn.Cell) -> bool:
         return models.has_optimizer(model)

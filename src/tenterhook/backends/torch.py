@@ -11,6 +11,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
 from typing import Any, cast
 
 import ml_dtypes
@@ -38,6 +39,7 @@ from tenterhook.backends._torch_fast_paths import closed_fast_paths
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
+from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -238,6 +240,9 @@ class TorchBackend:
 
     def owns_forward(self, module: nn.Module) -> bool:
         return is_builtin_forward(module)
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return bare_traceback(traceback)
 
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)

@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,9 @@ class ToyBackend:
 
     def owns_forward(self, module: Module) -> bool:
         return type(module).__module__ == __name__
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return traceback
 
     def has_optimizer(self, model: Module) -> bool:
         own = {id(parameter) for parameter in model.parameters()}
