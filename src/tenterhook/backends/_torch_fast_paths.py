@@ -134,7 +134,8 @@ _compiler = _Switch(_compiler_off)
 def _something_is_compiled() -> bool:
     """Whether ``torch.compile`` was called in this process, on whatever."""
     compiler = sys.modules.get(f"{_COMPILER}.eval_frame")
-    return bool(getattr(compiler, "cached_backends", None))
+    # torch's own functions that are kept from compilation, as those of optimizers are, stand there with no backend
+    return any(map(callable, list(getattr(compiler, "cached_backends", {}).values())))
 
 
 class _CompilerImport(importlib.abc.MetaPathFinder):
