@@ -170,6 +170,10 @@ class Backend(Protocol):
         """List the paths of modules that the framework can run fused, as long as there are no hooks on them."""
         ...
 
+    def is_compiled(self, module: Any) -> bool:
+        """Whether ``module`` is, or is part of, a model that was compiled, and whose code may not call hooks put on now."""
+        ...
+
     def forward_function(self, module: Any) -> Callable[..., Any]:
         """Return the function whose parameters name the module's inputs."""
         ...

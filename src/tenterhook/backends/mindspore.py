@@ -62,6 +62,9 @@ class MindSporeBackend:
     def fused(self, model: nn.Cell) -> Collection[str]:
         return ()  # our hooks change nothing of what runs
 
+    def is_compiled(self, module: nn.Cell) -> bool:
+        return False  # a compiled cell is refused
+
     def forward_function(self, module: nn.Cell) -> Callable[..., Any]:
         return module.construct
 

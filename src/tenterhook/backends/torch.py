@@ -35,7 +35,7 @@ from tenterhook.backends import (
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._torch_attachments import Attachment
-from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
@@ -184,6 +184,9 @@ class TorchBackend:
 
     def fused(self, model: nn.Module) -> Collection[str]:
         return models.fused(model)
+
+    def is_compiled(self, module: nn.Module) -> bool:
+        return is_under_compiled(module)
 
     def forward_function(self, module: nn.Module) -> Callable[..., Any]:
         return module.forward

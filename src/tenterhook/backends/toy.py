@@ -261,6 +261,9 @@ class ToyBackend:
     def fused(self, model: Any) -> Collection[str]:
         return ()
 
+    def is_compiled(self, module: Module) -> bool:
+        return False
+
     def forward_function(self, module: Module) -> Callable[..., Any]:
         return module.forward
 
