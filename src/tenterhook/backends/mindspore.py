@@ -21,6 +21,7 @@ from tenterhook.backends import After, Before, Detachable, Failed, InstalledHook
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
 from tenterhook.backends._mindspore_load import register_load_post_hook
+from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating
@@ -49,6 +50,7 @@ class MindSporeBackend:
         return isinstance(value, nn.Cell)
 
     def check(self, model: Any) -> None:
+        warn_about_numpy(stacklevel=3)
         models.check(model)
 
     def entries(self, model: nn.Cell) -> list[Entry]:
