@@ -139,6 +139,7 @@ class Backend(Protocol):
     name: str
     tensor_types: tuple[type, ...]
     tells_backward_end: bool
+    knows_what_gets_gradients: bool  # False where wants_gradient may be True of a tensor that gets none
     works_in_place_on_aliases: bool  # gradients stay right where a module changes an alias of its input in place
 
     # --- the model -------------------------------------------------------------------------------------------------

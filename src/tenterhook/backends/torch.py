@@ -156,6 +156,7 @@ class TorchBackend:
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
