@@ -62,9 +62,9 @@ class ForwardPreHook(_CallHook):
             return None
         self.count()
         returned = (
-            self.site.fn(*self.first, module, args, kwargs)
+            self.site.call(*self.first, module, args, kwargs)
             if self.with_kwargs
-            else self.site.fn(*self.first, module, args)
+            else self.site.call(*self.first, module, args)
         )
         if returned is None:
             return None
@@ -100,8 +100,8 @@ class ForwardHook(_CallHook):
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self.with_kwargs:
-            return self.site.fn(*self.first, module, args, kwargs, output)
-        return self.site.fn(*self.first, module, args, output)
+            return self.site.call(*self.first, module, args, kwargs, output)
+        return self.site.call(*self.first, module, args, output)
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.site.applies(self.backend):
@@ -115,7 +115,7 @@ class ForwardHook(_CallHook):
         return new
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-        if self.site.live:
+        if self.site.live and not self.site.busy:
             self.count()
             self._call(module, args, kwargs, None)
 
@@ -198,13 +198,13 @@ class BackwardHook(_CallHook):
         if not self.site.live:
             return None
         self.site.fired += 1
-        return self._replacements(grad_output, self.site.fn(*self.first, module, grad_output))
+        return self._replacements(grad_output, self.site.call(*self.first, module, grad_output))
 
     def _fire_input(self, module: Any, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
         if not self.site.live:
             return None
         self.site.fired += 1
-        return self._replacements(grad_input, self.site.fn(*self.first, module, grad_input, grad_output))
+        return self._replacements(grad_input, self.site.call(*self.first, module, grad_input, grad_output))
 
     def _replacements(self, old: Gradients, returned: Any) -> Sequence[Any] | None:
         if returned is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -12,7 +14,20 @@ from typing_extensions import Self
 from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import HookError
 
-__all__ = ["Handle", "HookSite", "check_signature", "name_of"]
+__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "note_error"]
+
+_running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, the innermost last
+
+
+def in_callback() -> bool:
+    """Whether some callback of tenterhook is running in this thread."""
+    return bool(_running.get(threading.get_ident()))
+
+
+def note_error(error: BaseException, text: str) -> None:
+    """Add a line to an exception's message, where Python can (3.11 on)."""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -70,8 +85,31 @@ class HookSite:
         return self.live and self._attachment is not None and self._attachment.live
 
     def applies(self, backend: Backend) -> bool:
-        """Whether the callback is to run now: until it is removed, and after that where checkpointing repeats an edited call."""
-        return self.live or (self.lingering > 0 and backend.in_backward())
+        """Whether the callback is to run now.
+
+        Until it is removed, and after that where checkpointing repeats an edited call; not for what it calls itself.
+        """
+        return (self.live or (self.lingering > 0 and backend.in_backward())) and not self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether the callback is running in this thread now: what it calls does not call it again."""
+        return self in _running.get(threading.get_ident(), ())
+
+    def call(self, *arguments: Any) -> Any:
+        """Run the callback; what it raises gets a note that names the place."""
+        thread = threading.get_ident()
+        running = _running.setdefault(thread, [])
+        running.append(self)
+        try:
+            return self.fn(*arguments)
+        except Exception as error:
+            note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
+            raise
+        finally:
+            running.pop()
+            if not running:
+                _running.pop(thread, None)
 
     def repeated(self) -> None:
         """An edit has been applied again in a recomputation; the last one lets a removed hook go."""
