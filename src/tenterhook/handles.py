@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -13,8 +12,9 @@ from typing_extensions import Self
 
 from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import HookError
+from tenterhook.notes import note_error
 
-__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "note_error"]
+__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of"]
 
 _running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, the innermost last
 
@@ -22,12 +22,6 @@ _running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, 
 def in_callback() -> bool:
     """Whether some callback of tenterhook is running in this thread."""
     return bool(_running.get(threading.get_ident()))
-
-
-def note_error(error: BaseException, text: str) -> None:
-    """Add a line to an exception's message, where Python can (3.11 on)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -104,7 +98,7 @@ class HookSite:
         try:
             return self.fn(*arguments)
         except Exception as error:
-            note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
+            note_error(error, f"raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise
         finally:
             running.pop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any
@@ -17,13 +16,7 @@ from tenterhook.handles import Handle, HookSite, check_signature, name_of
 from tenterhook.replacing import ALLOWANCES, check_replacement
 from tenterhook.select import Entry, Selection, resolve
 
-__all__ = ["HookSet", "hooks", "note_error"]
-
-
-def note_error(error: BaseException, text: str) -> None:
-    """Add a line to an exception's message, where Python can (3.11 on)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
+__all__ = ["HookSet", "hooks"]
 
 
 class HookSet:
@@ -195,7 +188,7 @@ class HookSet:
             if not site.live:
                 return None
             site.fired += 1
-            new = site.fn(*first, gradient)
+            new = site.call(*first, gradient)
             if new is not None:
                 check_replacement(backend, gradient, new, f"{site.kind} of {site.path} ({name_of(site.fn)})")
             return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,14 @@ __all__ = ["PostAccumulateTap", "Tap", "tap_tensor"]
 class _Port:
     """The one hook that we keep on a tensor; runs its taps, the last module to have finished first."""
 
-    __slots__ = ("handle", "taps")
+    __slots__ = ("__weakref__", "handle", "ref", "taps")
 
     __torch_unserializable__ = True  # tensors are pickled without it, and without torch's warning
 
     def __init__(self) -> None:
         self.taps: list[Tap] = []
         self.handle: Any = None
+        self.ref = weakref.ref(self)
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
         replaced = None
@@ -41,10 +43,10 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
-        self.port = port
+        self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
         self.fn = fn
         self.module = None if module is None else id(module)
         self.owner = owner
@@ -54,7 +56,9 @@ class Tap:
         if not self.live:
             return
         self.live = False
-        port = self.port
+        port = self.port()
+        if port is None:
+            return
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
         if not port.taps:

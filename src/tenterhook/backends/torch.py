@@ -60,6 +60,8 @@ class _BeforeHook(_Hook):
         self.before = before
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _to_remove:
+            _remove_late()
         return self.before(module, args, kwargs)
 
 
@@ -71,18 +73,37 @@ class _AfterHook(_Hook):
         self.failed = failed
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if output is None:
-            error = sys.exc_info()[1]
-            # torch runs these hooks also when the call raised, from the handler in the frame that calls us
-            if (
-                error is not None
-                and error.__traceback__ is not None
-                and error.__traceback__.tb_frame is sys._getframe(1)
-            ):
-                if self.failed is not None:
+        error = sys.exc_info()[1]
+        # torch runs these hooks also when the call raised, from the handler in the frame that calls us
+        if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
+            if self.failed is not None:
+                with _iterated(module._forward_hooks):
                     self.failed(module, args, kwargs, error)
-                return None
+            return None
         return None if self.after is None else self.after(module, args, kwargs, output)
+
+
+_being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
+_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+
+
+@contextlib.contextmanager
+def _iterated(table: Any) -> Iterator[None]:
+    """After a call has raised torch walks through the table itself: a removal in there would hide the user's error."""
+    _remove_late(table)
+    _being_iterated.append(table)
+    try:
+        yield
+    finally:
+        del _being_iterated[next(i for i, one in enumerate(_being_iterated) if one is table)]  # equal is not the same
+
+
+def _remove_late(but: Any = None) -> None:
+    for handle in _to_remove[:]:
+        table = handle.hooks_dict_ref()
+        if table is not but and not any(table is one for one in _being_iterated):
+            _to_remove.remove(handle)
+            handle.remove()
 
 
 class _Attachment:
@@ -100,7 +121,13 @@ class _Attachment:
     def remove(self) -> None:
         handles, self._handles = self._handles, []
         for handle in handles:
-            handle.remove()
+            table = handle.hooks_dict_ref()
+            if any(table is one for one in _being_iterated):
+                _to_remove.append(handle)
+            else:
+                handle.remove()
+        if _to_remove:
+            _remove_late()
 
 
 def _is_live(handle: Any) -> bool:
@@ -213,7 +240,10 @@ class TorchBackend:
             if any(models.is_compiled(module) for module in kinds):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 told.append("compiled modules run eager: compiled code does not call hooks")
+            del model, kinds  # a suspended frame would keep the model alive
             yield told
+        if _to_remove:
+            _remove_late()
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def tap(
