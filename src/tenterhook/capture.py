@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend, Detachable
+from tenterhook.notes import call_note, note_error
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import LiveCall, Tracker, Watched
@@ -40,6 +42,16 @@ class CaptureOptions:
     recompute: bool = False
     on_error: str = "warn"
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
+    note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
+
+
+class _Pass:
+    """A backward pass that is running; held by the framework until its end, so that one that fails is forgotten, too."""
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[LiveCall] = []  # with gradients still missing
 
 
 class Capture:
@@ -68,8 +80,9 @@ class Capture:
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
         self._block = self._new_block()
-        self._leaf_taps: dict[tuple[int, int, str], Detachable] = {}
-        self._passes: dict[int, list[LiveCall]] = {}  # backward pass -> calls with gradients still missing in it
+        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
+        self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+        self._untold: _Pass | None = None  # the newest one, where the framework does not tell when a pass ends
         self._types = backend.tensor_types
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
@@ -148,6 +161,8 @@ class Capture:
     # --- forward ---------------------------------------------------------------------------------------------------
     def _before(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self.tracker.begin(watched)
+        if self.tracker.stale:
+            self._record_stale()
         if not (watched.wanted and self.active):
             return None
         call.followed = True
@@ -161,6 +176,8 @@ class Capture:
 
     def _after(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call = self.tracker.end(watched)
+        if self.tracker.stale:
+            self._record_stale()
         if call is None or not call.followed:
             return
         if call.recorded:
@@ -179,15 +196,34 @@ class Capture:
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:
         call = self.tracker.end(watched)
-        if call is not None and call.recorded:
+        if self.tracker.stale:
+            self._record_stale()
+        if call is None:
+            return
+        self._drop_aliases(call)
+        if call.recorded:
             self._call_row(call, f"{type(error).__name__}: {error}")
+        if self.options.note_errors and call.followed:
+            place = f"call {call.number} of step {call.step}"
+            note_error(
+                error,
+                call_note(self.backend, watched.path, module, args, kwargs, names=watched.input_names, call=place),
+            )
 
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
         text = "did not end" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
         for call in self.tracker.abandon():
+            self._drop_aliases(call)
             if call.recorded:
                 self._call_row(call, text)
+
+    def _record_stale(self) -> None:
+        stale, self.tracker.stale = self.tracker.stale, []
+        for call in stale:
+            self._drop_aliases(call)
+            if call.recorded:
+                self._call_row(call, "did not end")
 
     def _call_row(self, call: LiveCall, error: str | None) -> None:
         now = self.tracker.now_ns()
@@ -289,7 +325,7 @@ class Capture:
         pending = call.pending
         pending[kind, slot] = token
         if len(pending) > 1:
-            self._passes[token].append(call)
+            self._passes[token].calls.append(call)
         self.value(target, kind, slot, gradient, row_of=target)
 
     def _begin_backward(self, call: LiveCall, token: int) -> None:
@@ -297,9 +333,9 @@ class Capture:
         call.pass_number += 1
         call.backward_seq = self.tracker.next_seq()
         if token not in self._passes:
-            self._passes[token] = []
-            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token)):
-                self._passes = {token: []}
+            running = self._passes[token] = _Pass()
+            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token, running)):
+                self._untold = running
         parent = call.parent
         while parent is not None and parent.token != token:
             parent = parent.parent
@@ -309,14 +345,15 @@ class Capture:
             (
                 call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
                 call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                threading.get_ident(), self.tracker.now_ns(), None, None,
+                self.tracker.thread(), self.tracker.now_ns(), None, None,
             )
         )  # fmt: skip
 
-    def _end_backward(self, token: int) -> None:
+    def _end_backward(self, token: int, running: _Pass) -> None:
         """Tell the gradients that did not come from those that are zero."""
         seen: set[int] = set()
-        for call in self._passes.pop(token, ()):
+        self._passes.pop(token, None)
+        for call in running.calls:
             if id(call) in seen:
                 continue
             seen.add(id(call))
@@ -354,6 +391,14 @@ class Capture:
                 unwanted.remove()
         call.settle = None
 
+    def _drop_aliases(self, call: LiveCall) -> None:
+        """The call has not come to its end: no gradient of it is waited for."""
+        for _, _, *taps in call.settle or ():
+            for tap in taps:
+                if tap is not None:
+                    tap.remove()
+        call.settle = None
+
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self) -> None:
         """Hand all rows gathered so far to the sink."""
@@ -375,7 +420,8 @@ class Capture:
         """Take everything off and hand over what is left."""
         self.closed = True
         self.detach()
-        for tap in self._leaf_taps.values():
+        for tap in list(self._leaf_taps.values()):
             tap.remove()
         self._leaf_taps.clear()
         self.flush()
+        self.tracker.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,7 @@ from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import HookError
 from tenterhook.notes import note_error
 
-__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of"]
+__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "without_cycle"]
 
 _running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, the innermost last
 
@@ -51,6 +52,26 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
             f"{what} calls fn({', '.join(expected)}), but {name_of(fn)}{signature} does not take that: {error}\n"
             f"  write it as def {name_of(fn).rpartition('.')[2].strip('<>()') or 'fn'}({', '.join(expected)})"
         ) from None
+
+
+class _OwnMethod:
+    """A method of the model's own, as a callback on the model: held by it anyway, so that it need not be held again."""
+
+    def __init__(self, method: Any) -> None:
+        self.__qualname__ = method.__qualname__
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> Any:
+        method = self._method()
+        return None if method is None else method(*arguments)
+
+
+def without_cycle(fn: Callable[..., Any], modules: Iterable[object]) -> Callable[..., Any]:
+    """Return a callback that does not keep a model alive which it is itself a method of."""
+    owner = getattr(fn, "__self__", None)
+    if inspect.ismethod(fn) and any(module is owner for module in modules):
+        return _OwnMethod(fn)
+    return fn
 
 
 class HookSite:

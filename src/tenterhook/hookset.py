@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from tenterhook.backends import Backend, find_backend
+from tenterhook.backends import Backend, ParameterEntry, find_backend
 from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
 from tenterhook.errors import HookError
 from tenterhook.gathering import Gathering
-from tenterhook.handles import Handle, HookSite, check_signature, name_of
+from tenterhook.handles import Handle, HookSite, check_signature, name_of, without_cycle
 from tenterhook.replacing import ALLOWANCES, check_replacement
 from tenterhook.select import Entry, Selection, resolve
 
@@ -25,15 +26,28 @@ class HookSet:
     def __init__(self, model: Any) -> None:
         self._backend: Backend = find_backend(model)
         self._backend.check(model)
-        self._entries = self._backend.entries(model)
+        self._model: Callable[[], Any] = weakref.ref(model)  # hooks keep no model alive, nor does their set
         self._model_name = type(model).__name__
         self._blind = self._backend.blind_spots(model)
-        self._parameters = self._backend.parameters(model)
         self._gathering = Gathering(self._backend)
         self._handles: list[Handle] = []
         self._closed = False
         self._stack = self._backend.seeing_everything(model)
         self._told = list(self._stack.__enter__())
+
+    def _alive(self) -> Any:
+        model = self._model()
+        if model is None:
+            raise HookError(f"the {self._model_name} that these hooks are for is gone\n  keep a reference to the model")
+        return model
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return self._backend.entries(self._alive())
+
+    @property
+    def _parameters(self) -> list[ParameterEntry]:
+        return self._backend.parameters(self._alive())
 
     # --- registration ----------------------------------------------------------------------------------------------
     def forward_pre(
@@ -208,10 +222,10 @@ class HookSet:
             raise HookError(
                 "these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)"
             )
-        chosen = resolve(
-            select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters]
-        )
+        entries = self._entries
+        chosen = resolve(select, entries, require_callable=True, parameters=[one.name for one in self._parameters])
         check_signature(fn, names, kind)
+        fn = without_cycle(fn, [entry.module for entry in entries])
         handle = Handle(())
         try:
             for entry in chosen:

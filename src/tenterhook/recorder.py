@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,7 +98,8 @@ class Recorder:
         sampling: Sampling,
         fused: str,
     ) -> None:
-        self._model = model
+        self._model_ref: Callable[[], Any] = weakref.ref(model)  # a recorder keeps no model alive
+        self._model_type = type(model).__name__
         self._backend = backend
         self._sink = sink
         self._manifest = manifest
@@ -106,6 +108,7 @@ class Recorder:
         self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
         self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
         self._capture.watched = self._watched
+        self._described = model_manifest(model, self._model_type, self._watched)
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
@@ -127,7 +130,7 @@ class Recorder:
         self._began_ns = time.perf_counter_ns()
         try:
             if self._fused != "keep":
-                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model)))
+                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model_ref())))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
             self._settle_hooks()
@@ -153,6 +156,8 @@ class Recorder:
         finally:
             self._stack.close()
             self._sink.close(self._finished_manifest(), self._modules())
+            if isinstance(self._sink, MemorySink):
+                self._sink.before_read = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -214,12 +219,15 @@ class Recorder:
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
-        return table_of(modules_rows(self._backend, self._model, self._watched, self._capture))
+        return table_of(modules_rows(self._backend, self._model_ref(), self._watched, self._capture))
 
     def _finished_manifest(self) -> Manifest:
         manifest = self._manifest
         manifest.ended = now()
-        manifest.models = [model_manifest(self._model, type(self._model).__name__, self._watched)]
+        model = self._model_ref()
+        if model is not None:
+            self._described = model_manifest(model, self._model_type, self._watched)
+        manifest.models = [self._described]
         manifest.cost = Cost(
             hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - self._began_ns) / 1e9
         )
@@ -280,7 +288,7 @@ class Recorder:
 
     def __repr__(self) -> str:
         seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
-        return f"<Recorder of {type(self._model).__name__}, {self._state}: {seen}>"
+        return f"<Recorder of {self._model_type}, {self._state}: {seen}>"
 
 
 class Sampling:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,9 @@ class ScriptRecorder:
         self._select = list(select) if select else None
         self._tensors = tensors
         wanted = check_kinds(kinds, tensors=tensors)
-        self._options = capture_options(
-            wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True
+        self._options = replace(
+            capture_options(wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True),
+            note_errors=False,  # a script's traceback is its own
         )
         self._sampling = Sampling(every, steps)
         self._manifest = start_manifest(

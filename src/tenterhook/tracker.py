@@ -66,7 +66,7 @@ class Watched:
         self.gradient_count = 0
         self.no_gradient: Counter[str] = Counter()
         self.step = -1
-        self.numbers: dict[int, int] = {}  # thread -> calls so far in this step
+        self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
         self.step_calls: list[LiveCall] = []
         self.recomputed = 0
 
@@ -129,6 +129,10 @@ class LiveCall:
         self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
 
 
+def _nothing(*arguments: object) -> None:
+    pass
+
+
 class Tracker:
     """Follows the calls of one session.
 
@@ -146,7 +150,11 @@ class Tracker:
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
         self._sequence = itertools.count()
-        self._home_thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._thread_numbers = itertools.count()
+        self._home_thread = self.thread()
+        self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
         self._origin_ns = time.perf_counter_ns()
         self._roots_run: set[Watched] = set()
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
@@ -173,13 +181,23 @@ class Tracker:
         """Return monotonic nanoseconds since the session began."""
         return time.perf_counter_ns() - self._origin_ns
 
+    def thread(self) -> int:
+        """Return this thread's number: 0 where the session began; not its identifier, which the next thread may get again."""
+        try:
+            return self._local.number
+        except AttributeError:
+            self._local.number = number = next(self._thread_numbers)
+            return number
+
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
         """Open a call of ``watched`` in this thread."""
-        thread = threading.get_ident()
+        thread = self.thread()
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
+        elif stack and watched.is_root:
+            self._unwind(stack)
         parent = stack[-1] if stack else None
         step = self._begin_outermost(watched, thread) if parent is None else parent.step
         if parent is not None and not parent.recorded:
@@ -187,7 +205,6 @@ class Tracker:
         call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
         if watched.step != step:
             watched.step = step
-            watched.numbers = {}
             watched.step_calls = []
             watched.recomputed = 0
         if self._in_backward() and watched.recomputed < len(watched.step_calls):
@@ -197,32 +214,62 @@ class Tracker:
             call.forward = watched.step_calls[-watched.recomputed]
             call.number = call.forward.number
         else:
-            call.number = watched.numbers.get(thread, 0)
-            watched.numbers[thread] = call.number + 1
+            self._number(call)
             watched.step_calls.append(call)
             watched.call_count += 1
         stack.append(call)
         return call
 
+    def _number(self, call: LiveCall) -> None:
+        numbers = call.watched.numbers
+        with self._lock:
+            last = numbers.get(call.thread)
+            if last is None or last[0] != call.step:
+                for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
+                    del numbers[thread]  # threads come and go
+                last = call.step, 0
+            call.number = last[1]
+            numbers[call.thread] = call.step, call.number + 1
+
     def end(self, watched: Watched) -> LiveCall | None:
         """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""
-        stack = self._stacks.get(threading.get_ident())
-        while stack:
+        thread = self.thread()
+        stack = self._stacks.get(thread)
+        if not stack or not any(call.watched is watched for call in reversed(stack)):
+            return None  # it never began: a hook before ours has raised
+        call = stack.pop()
+        while call.watched is not watched:
+            self.stale.append(call)
             call = stack.pop()
-            if call.watched is watched:
-                return call
-        return None
+        if not stack:
+            del self._stacks[thread]
+        return call
+
+    def _unwind(self, stack: list[LiveCall]) -> None:
+        """Forget calls that an interrupt, or another exception that goes past all hooks, has ended."""
+        running = {id(module) for module in self._backend.running_modules()}
+        while stack and id(stack[-1].watched.ref()) not in running:
+            self.stale.append(stack.pop())
 
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
-        stack = self._stacks.get(threading.get_ident())
+        stack = self._stacks.get(self.thread())
+        if stack:
+            self._unwind(stack)
         return stack[-1] if stack else None
 
     def abandon(self) -> Iterator[LiveCall]:
         """Yield the calls that are still open, innermost first, and forget them (an interrupt, the session's end)."""
+        stale, self.stale = self.stale, []
+        yield from stale
         for stack in list(self._stacks.values()):
             while stack:
                 yield stack.pop()
+        self._stacks.clear()
+
+    def release(self) -> None:
+        """Let go of the session, which is over."""
+        self._on_step_begin = self._on_step_end = _nothing
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:

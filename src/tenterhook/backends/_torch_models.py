@@ -14,7 +14,16 @@ from tenterhook.backends import ParameterEntry
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 
-__all__ = ["blind_spots", "check", "has_optimizer", "in_checkpoint", "is_compiled", "list_modules", "list_parameters"]
+__all__ = [
+    "blind_spots",
+    "check",
+    "has_optimizer",
+    "in_checkpoint",
+    "is_compiled",
+    "list_modules",
+    "list_parameters",
+    "running_modules",
+]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 
@@ -146,6 +155,17 @@ def has_optimizer(model: nn.Module) -> bool:
                 if any(id(parameter) in parameters for parameter in group["params"]):
                     return True
     return False
+
+
+def running_modules() -> list[nn.Module]:
+    code = nn.Module._call_impl.__code__
+    found = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
 
 
 def in_checkpoint() -> bool:

@@ -208,6 +208,9 @@ class TorchBackend:
             raise
         return _Attachment(handles)
 
+    def running_modules(self) -> list[Any]:
+        return models.running_modules()
+
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
