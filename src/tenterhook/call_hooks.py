@@ -167,6 +167,10 @@ class BackwardHook(_CallHook):
         for tap in list(self._leaf_taps.values()):
             tap.remove()
         self._leaf_taps.clear()
+        for stack in list(self._running.values()):
+            for running in stack:
+                running.drop()
+        self._running.clear()
 
     def _hold(self, module: Any) -> _Held:
         """Return what a call's graph holds of its module: the module, until the hook comes off."""
@@ -195,17 +199,23 @@ class BackwardHook(_CallHook):
             comes = tensor is not None and self.backend.wants_gradient(tensor)
             expected.append(comes)
             if comes:
-                aliases[slot] = self._alias(running, slot, tensor)
+                aliases[slot] = self._alias(running, slot, tensor, module)
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
         return replace_arguments(self._names, args, kwargs, aliases) if aliases else None
 
-    def _alias(self, running: _Running, slot: str, tensor: Any) -> Any:
+    def _alias(self, running: _Running, slot: str, tensor: Any, module: Any) -> Any:
         backend = self.backend
-        alias = backend.alias(tensor)
+        known = _aliases.get(id(tensor))
+        if known is None or known.module != id(module):
+            known = _Alias(id(module), tensor, backend.alias(tensor))
+            _aliases[id(known.alias)] = known
+            running.own.append(known)
+        # else a hook put on before this one has made it: on one alias they run in the order in which they were put on
+        tensor, alias = known.tensor, known.alias
         arrived = partial(self._arrived, running.gradients, "input", slot)
-        inner = backend.tap(alias, arrived, None, self.site)
+        inner = backend.tap(alias, arrived, known, self.site)
         # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
-        outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, None, self.site)
+        outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, known, self.site)
         running.aliases.append((tensor, backend.version(tensor), inner, outer))
         return alias
 
@@ -302,21 +312,42 @@ class _BackwardAttachment:
         self._hook.release()
 
 
+class _Alias:
+    """What a module gets in place of an input, while it runs."""
+
+    __slots__ = ("alias", "module", "tensor")
+
+    def __init__(self, module: int, tensor: Any, alias: Any) -> None:
+        self.module = module
+        self.tensor = tensor
+        self.alias = alias
+
+
+_aliases: dict[int, _Alias] = {}  # id of the alias -> what it stands for
+
+
 class _Running:
     """A call under a backward hook, while its module runs."""
 
-    __slots__ = ("aliases", "gradients")
+    __slots__ = ("aliases", "gradients", "own")
 
     def __init__(self, gradients: CallGradients) -> None:
         self.gradients = gradients
         self.aliases: list[tuple[Any, int | None, Any, Any]] = []
+        self.own: list[_Alias] = []
 
     def settle(self, backend: Backend) -> None:
         for tensor, version, inner, outer in self.aliases:
             unwanted = outer if version is None or backend.version(tensor) == version else inner
             if unwanted is not None and not isinstance(unwanted, str):
                 unwanted.remove()
+        self._forget()
+
+    def _forget(self) -> None:
         self.aliases.clear()
+        for one in self.own:
+            _aliases.pop(id(one.alias), None)
+        self.own.clear()
 
     def drop(self) -> None:
         """The call has raised: no gradient of it is waited for."""
@@ -324,7 +355,7 @@ class _Running:
             for tap in taps:
                 if tap is not None and not isinstance(tap, str):
                     tap.remove()
-        self.aliases.clear()
+        self._forget()
 
 
 def _top_level(output: Any) -> list[tuple[str, Any]]:

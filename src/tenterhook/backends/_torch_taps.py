@@ -88,6 +88,10 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
         while place and taps[place - 1].module == tap.module and taps[place - 1].owner is not owner:
             place -= 1
+    elif owner is None:
+        # Hooks that people put on a tensor itself run in the order in which they were put on.
+        while place and taps[place - 1].module is None and taps[place - 1].owner is None:
+            place -= 1
     taps.insert(place, tap)
     return tap
 

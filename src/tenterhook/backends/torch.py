@@ -59,10 +59,15 @@ class _BeforeHook(_Hook):
     def __init__(self, before: Before) -> None:
         self.before = before
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
+            return None
         if _to_remove:
             _remove_late()
         return self.before(module, args, kwargs)
+
+
+_REMOVED = object()
 
 
 class _AfterHook(_Hook):
@@ -72,7 +77,9 @@ class _AfterHook(_Hook):
         self.after = after
         self.failed = failed
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _REMOVED) -> Any:
+        if output is _REMOVED:  # by a hook before it in this very call
+            return None
         error = sys.exc_info()[1]
         # torch runs these hooks also when the call raised, from the handler in the frame that calls us
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
