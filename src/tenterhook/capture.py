@@ -134,6 +134,12 @@ class Capture:
             self.closed = True
             self.detach()
 
+    def _give_up(self, error: Exception) -> None:
+        told = self.failure is not None
+        self.stop(f"{type(error).__name__}: {error}")
+        if not told:
+            _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
+
     def guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
@@ -144,8 +150,7 @@ class Capture:
         except Exception as error:
             if self.options.on_error == "raise":
                 raise
-            self.stop(f"{type(error).__name__}: {error}")
-            _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
+            self._give_up(error)
             return None
         finally:
             self.hook_ns += time.perf_counter_ns() - start
@@ -423,5 +428,10 @@ class Capture:
         for tap in list(self._leaf_taps.values()):
             tap.remove()
         self._leaf_taps.clear()
-        self.flush()
         self.tracker.release()
+        try:
+            self.flush()
+        except Exception as error:  # a fault of ours, which must not end somebody's training
+            if self.options.on_error == "raise":
+                raise
+            self._give_up(error)

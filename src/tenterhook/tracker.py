@@ -247,7 +247,7 @@ class Tracker:
 
     def _unwind(self, stack: list[LiveCall]) -> None:
         """Forget calls that an interrupt, or another exception that goes past all hooks, has ended."""
-        running = {id(module) for module in self._backend.running_modules()}
+        running = {id(module) for module in self._backend.running_modules()[1:]}  # the first is the call that begins
         while stack and id(stack[-1].watched.ref()) not in running:
             self.stale.append(stack.pop())
 
