@@ -194,12 +194,15 @@ class BackwardHook(_CallHook):
         bound = bind_arguments(self._names, args, kwargs)
         entries = _entries(bound.items(), self.backend.tensor_types)
         aliases: dict[str, Any] = {}
+        made: dict[int, Any] = {}  # one for a tensor given twice: modules ask whether their query *is* their key
         expected: list[bool] = []
         for slot, tensor in entries:
-            comes = tensor is not None and self.backend.wants_gradient(tensor)
-            expected.append(comes)
-            if comes:
-                aliases[slot] = self._alias(running, slot, tensor, module)
+            wanted = tensor is not None and self.backend.wants_gradient(tensor)
+            expected.append(wanted and id(tensor) not in made)
+            if expected[-1]:
+                made[id(tensor)] = self._alias(running, slot, tensor, module)
+            if wanted:
+                aliases[slot] = made[id(tensor)]
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
         return replace_arguments(self._names, args, kwargs, aliases) if aliases else None
 

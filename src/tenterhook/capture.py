@@ -372,12 +372,16 @@ class Capture:
         backend = self.backend
         names = call.watched.input_names
         aliases: dict[str, Any] = {}
+        made: dict[int, Any] = {}
         call.pending = {}
         settle: list[tuple[Any, int | None, Any, Any]] = []
         for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
             if not backend.wants_gradient(tensor):
                 continue
-            alias = backend.alias(tensor)
+            if id(tensor) in made:  # given twice: modules ask whether their query *is* their key
+                aliases[slot] = made[id(tensor)]
+                continue
+            alias = made[id(tensor)] = backend.alias(tensor)
             inner = self._tap(call, "grad_input", slot, alias, None)
             # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
             outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)

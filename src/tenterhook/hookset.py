@@ -134,6 +134,8 @@ class HookSet:
 
         ``grad_input`` holds the gradients *through this module* (what a tensor gets from elsewhere is not in it), with an
         entry for each input, which can also be asked by the parameter's name (``grad_input["x"]``), keyword inputs included.
+        A tensor that is given twice has its gradient at the first place. Where a tensor is used several times inside the
+        module and outside of it as well, its gradients are summed in another order, which may change their last bits.
         The order nests, and is the same whether or not the model's input needs a gradient. ``fn`` returns None, or new
         gradients for the inputs.
         """

@@ -361,7 +361,8 @@ def record(
         model: a torch ``Module`` or MindSpore ``Cell``.
         select: which modules (see :mod:`tenterhook.select`); all by default.
         kinds: of ``input``, ``output``, ``grad_input``, ``grad_output``, ``param``, ``param_grad``, ``update``; by default
-            output and grad_output, with ``tensors`` input too.
+            output and grad_output, with ``tensors`` input too. With ``grad_input`` the gradients of a tensor that is used
+            several times inside a module, and outside of it as well, are summed in another order: last bits may change.
         to: directory ``NAME.thk`` to write to; in memory by default.
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
