@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,12 +106,17 @@ def unmatched(select: Sequence[str], matched: set[str], rows: Sequence[dict[str,
     return missing
 
 
+_sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
+
+
 def _source(module: Any) -> str | None:
-    try:
-        lines = inspect.getsourcelines(type(module))
-        return f"{inspect.getsourcefile(type(module))}:{lines[1]}"
-    except (OSError, TypeError):  # classes typed into a prompt have no source
-        return None
+    kind = type(module)
+    if kind not in _sources:  # Python parses a whole file to find a class in it
+        try:
+            _sources[kind] = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+        except (OSError, TypeError):  # classes typed into a prompt have no source
+            _sources[kind] = None
+    return _sources[kind]
 
 
 def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:
