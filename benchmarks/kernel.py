@@ -22,7 +22,7 @@ import numpy as np
 from tenterhook.stats import DTYPE_CODES, KERNEL, KERNELS, RowBuffer
 from tenterhook.stats.layout import DTYPES
 
-SIZES = {"64": 64, "4 K": 4096, "64 K": 65536, "1 M": 1 << 20, "8 M": 8 << 20}
+SIZES = {"64": 64, "4 K": 4096, "64 K": 65536, "1 M": 1 << 20, "8 M": 8 << 20, "32 M": 32 << 20}
 GROUPS = {"statistics": (False, False), "+ sketch": (True, False), "+ digest": (False, True), "+ both": (True, True)}
 
 

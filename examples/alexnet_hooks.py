@@ -59,7 +59,7 @@ def build() -> nn.Module:
     """Return an AlexNet with random weights, in evaluation mode."""
     torch.manual_seed(0)
     try:
-        from torchvision.models import alexnet
+        from torchvision.models import alexnet  # pyright: ignore[reportMissingImports]
     except ImportError:
         return AlexNet().eval()
     return alexnet(weights=None).eval()

@@ -62,6 +62,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=arguments.lr)
     for epoch in range(arguments.epochs):
         net.train()
+        loss = torch.tensor(0.0)
         for batch, target in loader:
             optimizer.zero_grad()
             loss = loss_function(net(batch), target)

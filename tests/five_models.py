@@ -17,7 +17,12 @@ class InPlaceCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True)
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(inplace=True),
         )
         self.dropout = nn.Dropout(0.3)
         self.head = nn.Linear(4, 3)
@@ -117,4 +122,8 @@ def train(net: nn.Module, shape: tuple[int, ...], *, steps: int = 3, seed: int =
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
     """List what differs, bit for bit."""
-    return sorted(name for name in one.keys() | other.keys() if name not in one or name not in other or not torch.equal(one[name], other[name]))
+    return sorted(
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    )

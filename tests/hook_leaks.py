@@ -65,6 +65,13 @@ def _global_state() -> dict[str, object]:
     mindspore: Any = sys.modules.get("mindspore")
     if mindspore is not None:
         state |= _functions("mindspore.nn.Cell", mindspore.nn.Cell)
+        api = sys.modules["mindspore.graph.api"]
+        for owner in (api._PyNativeExecutor, api._JitExecutor):
+            state |= _functions(f"{api.__name__}.{owner.__name__}", owner)
+        for name in ("mindspore.ops.composite.base", "mindspore.ops.function.grad.grad_func"):
+            state |= {
+                f"{name}.{key}": value for key, value in vars(sys.modules[name]).items() if key.startswith("_pynative")
+            }
     return state
 
 

@@ -1,6 +1,6 @@
 """Draw the README's picture: what ``tenterhook show`` prints of a run of examples/digits.py, as SVG.
 
-    python docs/pictures/draw.py runs/digits.thk docs/pictures/show.svg
+python docs/pictures/draw.py runs/digits.thk docs/pictures/show.svg
 """
 
 from __future__ import annotations

@@ -6,10 +6,36 @@ Importing this package imports no framework and changes nothing.
 from __future__ import annotations
 
 from tenterhook.errors import TenterhookError
+from tenterhook.hook_point import HookPoint
 from tenterhook.hookset import hooks
+from tenterhook.listing import installed_hooks, select
 from tenterhook.recorder import Recorder, record
 from tenterhook.recording.reader import open_recording as open  # th.open reads as files do
+from tenterhook.single_hooks import (
+    register_backward_hook,
+    register_backward_pre_hook,
+    register_forward_hook,
+    register_forward_pre_hook,
+    register_load_hook,
+    register_tensor_hook,
+)
 
-__all__ = ["Recorder", "TenterhookError", "__version__", "hooks", "open", "record"]
+__all__ = [
+    "HookPoint",
+    "Recorder",
+    "TenterhookError",
+    "__version__",
+    "hooks",
+    "installed_hooks",
+    "open",
+    "record",
+    "register_backward_hook",
+    "register_backward_pre_hook",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_load_hook",
+    "register_tensor_hook",
+    "select",
+]
 
 __version__ = "0.1.0.dev0"

@@ -41,6 +41,7 @@ __all__ = [
     "parse_address",
     "parse_place",
     "parse_site",
+    "split_op",
     "strip_wrappers",
 ]
 
@@ -254,6 +255,23 @@ def format_place(path: str, *, op: str = "", model: str | None = None) -> str:
     if op or not _CLASS_NAME.fullmatch(name):
         return f"{name}/{written}/{_quote(op) if op else ''}"
     return f"{name}/{written}"
+
+
+def split_op(stored: str) -> tuple[str, str]:
+    """Split what the column ``path`` of a recording holds into path and op.
+
+    Rows of a functional call hold its place without the model there (:func:`format_place`), those of a module its path.
+
+    >>> split_op("(root)/relu"), split_op("features.11")
+    (('', 'relu'), ('features.11', ''))
+    """
+    if "/" not in stored:
+        return stored, ""
+    try:
+        model, path, op = parse_place(stored)
+    except SelectionError:  # a module's name may hold any sign
+        return stored, ""
+    return (path, op) if model is None and op.isidentifier() else (stored, "")
 
 
 def strip_wrappers(raw_path: str, wrapper_prefixes: Collection[str]) -> str:

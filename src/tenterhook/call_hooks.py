@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
-from tenterhook.errors import EditError, TenterhookError
+from tenterhook.errors import EditError, TenterhookError, TenterhookWarning
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
 from tenterhook.notes import add_note, call_note, note_error
@@ -22,9 +24,12 @@ __all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
 class _CallHook:
     """What the hooks around a call have in common."""
 
-    def __init__(self, backend: Backend, site: HookSite, *, with_name: bool) -> None:
+    def __init__(
+        self, backend: Backend, site: HookSite, *, with_name: bool, allow: frozenset[str] = frozenset()
+    ) -> None:
         self.backend = backend
         self.site = site
+        self.allow = allow
         self.first: tuple[Any, ...] = (site.path,) if with_name else ()
 
     @property
@@ -33,7 +38,7 @@ class _CallHook:
 
     def note_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         """The call has raised: say on the error which one it was."""
-        if not isinstance(error, TenterhookError):  # those say it themselves
+        if not isinstance(error, TenterhookError) and not self.backend.is_early_stop(error):  # those say it themselves
             note_error(error, call_note(self.backend, self.site.path, module, args, kwargs))
 
     def count(self) -> None:
@@ -42,12 +47,50 @@ class _CallHook:
         else:
             self.site.fired += 1
 
-    def edited(self) -> None:
-        """A value was replaced: under checkpointing the same must happen again when the region is recomputed."""
-        if self.backend.in_backward():
-            self.site.repeated()
-        elif self.backend.in_checkpoint():
-            self.site.lingering += 1
+    def run(self, value: Any, call: Callable[[], Any]) -> Any:
+        """Run the callback on ``value``; returns the new value that it wants in its place, or None.
+
+        Under activation checkpointing what was changed here must be changed in the same way when the region is run again
+        for its gradient, and only then: whether the hook is still on by that time or not.
+        """
+        self.count()
+        backend = self.backend
+        regions = backend.regions()
+        if not regions and not backend.tracks_gradients():
+            new = call()
+            return new if new is None or backend.was_changed_by(self.site) else None
+        before = [
+            (slot, tensor, backend.version(tensor), backend.wants_gradient(tensor))
+            for slot, tensor in leaves(value, backend.tensor_types)
+        ]
+        new = call()
+        if new is None and not any(
+            backend.version(tensor) != version or backend.wants_gradient(tensor) != tracked
+            for _, tensor, version, tracked in before
+        ):
+            return None
+        if not backend.was_changed_by(self.site):
+            return None
+        self.site.repeat_in(regions)
+        self._warn_if_cut_off([slot for slot, _, _, tracked in before if tracked], value if new is None else new)
+        return new
+
+    def _warn_if_cut_off(self, tracked: list[str], new: Any) -> None:
+        """Say once that what was part of the graph is no longer: training upstream stops without a word otherwise."""
+        backend = self.backend
+        if not tracked or self.site.warned or "detached" in self.allow:
+            return
+        found = dict(leaves(new, backend.tensor_types))
+        cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
+        if cut:
+            self.site.warned = True
+            warnings.warn(
+                f"{self.where}: the new value is detached, the old one was not: no gradient goes on from here"
+                f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
+                '  compute the new value from the old one, or permit it with allow="detached"',
+                TenterhookWarning,
+                stacklevel=2,
+            )
 
 
 class ForwardPreHook(_CallHook):
@@ -56,9 +99,8 @@ class ForwardPreHook(_CallHook):
     def __init__(
         self, backend: Backend, site: HookSite, *, with_kwargs: bool, with_name: bool, allow: frozenset[str]
     ) -> None:
-        super().__init__(backend, site, with_name=with_name)
+        super().__init__(backend, site, with_name=with_name, allow=allow)
         self.with_kwargs = with_kwargs
-        self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
@@ -69,17 +111,15 @@ class ForwardPreHook(_CallHook):
             self.note_call(module, args, kwargs, error)
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.site.applies(self.backend):
+        if not self.site.applies:
             return None
-        self.count()
-        returned = (
-            self.site.call(*self.first, module, args, kwargs)
-            if self.with_kwargs
-            else self.site.call(*self.first, module, args)
-        )
+        return self.run((args, kwargs), lambda: self._new_arguments(module, args, kwargs))
+
+    def _new_arguments(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        more = (kwargs,) if self.with_kwargs else ()
+        returned = self.site.call(*self.first, module, args, *more)
         if returned is None:
             return None
-        self.edited()
         new = replacement_arguments(
             args, kwargs, returned, self.where, with_kwargs=self.with_kwargs, is_tensor=self.backend.tensor_types
         )
@@ -100,10 +140,9 @@ class ForwardHook(_CallHook):
         always_call: bool,
         allow: frozenset[str],
     ) -> None:
-        super().__init__(backend, site, with_name=with_name)
+        super().__init__(backend, site, with_name=with_name, allow=allow)
         self.with_kwargs = with_kwargs
         self.always_call = always_call
-        self.allow = allow
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
@@ -115,18 +154,18 @@ class ForwardHook(_CallHook):
         return self.site.call(*self.first, module, args, output)
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not self.site.applies(self.backend):
+        if not self.site.applies:
             return None
-        self.count()
+        return self.run(output, lambda: self._new_output(module, args, kwargs, output))
+
+    def _new_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         new = self._call(module, args, kwargs, output)
-        if new is None:
-            return None
-        self.edited()
-        check_replacement(self.backend, output, new, self.where, self.allow)
+        if new is not None:
+            check_replacement(self.backend, output, new, self.where, self.allow)
         return new
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-        if not self.site.live:
+        if not self.site.live or self.backend.is_early_stop(error):
             return
         self.note_call(module, args, kwargs, error)
         if not self.always_call or self.site.busy:
@@ -149,27 +188,23 @@ class BackwardHook(_CallHook):
         self._names: ParameterNames | None = None
         self._module: Any = None  # weak: the hook must not keep its owner
         self._held: Any = None  # weak: what the calls of that module have in common
-        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
         self._running: dict[int, list[_Running]] = {}  # thread -> calls that have begun and not ended
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
         self._names = ParameterNames.of(self.backend.forward_function(module))
         self._module = weakref.ref(module)
-        inner = self.backend.attach(module, self._before, self._after, self._failed, first=first)
-        return _BackwardAttachment(inner, self)
+        self.site.at_removal = self.release
+        return self.backend.attach(module, self._before, self._after, self._failed, first=first)
 
     def release(self) -> None:
-        """Let go of the module, and of tensors that outlive the graph; the hook is off."""
+        """Let go of the module and of calls that never ended; the hook is off."""
         held = None if self._held is None else self._held()
         if held is not None:
             held.module = None
-        for tap in list(self._leaf_taps.values()):
-            tap.remove()
-        self._leaf_taps.clear()
         for stack in list(self._running.values()):
             for running in stack:
-                running.drop()
+                running.aliases.drop()
         self._running.clear()
 
     def _hold(self, module: Any) -> _Held:
@@ -187,46 +222,31 @@ class BackwardHook(_CallHook):
         if not self.site.live:
             return None
         fire = partial(self._fire, self._hold(module))
-        running = _Running(CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where))
+        gradients = CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where)
+        running = _Running(gradients, InputAliases(self.backend, module))
         self._running.setdefault(threading.get_ident(), []).append(running)
         if not self.wants_input:
             return None
         bound = bind_arguments(self._names, args, kwargs)
         entries = _entries(bound.items(), self.backend.tensor_types)
-        aliases: dict[str, Any] = {}
-        made: dict[int, Any] = {}  # one for a tensor given twice: modules ask whether their query *is* their key
+        aliases = running.aliases
+        arrived = partial(self._arrived, running.gradients, "input")
+
+        def tap(slot: str, tensor: Any, itself: bool) -> Any:
+            return self.backend.tap(tensor, partial(arrived, slot), module if itself else None, self.site)
+
         expected: list[bool] = []
         for slot, tensor in entries:
             wanted = tensor is not None and self.backend.wants_gradient(tensor)
-            expected.append(wanted and id(tensor) not in made)
-            if expected[-1]:
-                made[id(tensor)] = self._alias(running, slot, tensor, module)
-            if wanted:
-                aliases[slot] = made[id(tensor)]
+            expected.append(wanted and aliases.add(slot, tensor, tap))
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
-        return replace_arguments(self._names, args, kwargs, aliases) if aliases else None
-
-    def _alias(self, running: _Running, slot: str, tensor: Any, module: Any) -> Any:
-        backend = self.backend
-        known = _aliases.get(id(tensor))
-        if known is None or known.module != id(module):
-            known = _Alias(id(module), tensor, backend.alias(tensor))
-            _aliases[id(known.alias)] = known
-            running.own.append(known)
-        # else a hook put on before this one has made it: on one alias they run in the order in which they were put on
-        tensor, alias = known.tensor, known.alias
-        arrived = partial(self._arrived, running.gradients, "input", slot)
-        inner = backend.tap(alias, arrived, known, self.site)
-        # A module that works in place on the alias cuts it off; then the tensor itself, as it was before, serves.
-        outer = None if backend.is_leaf(tensor) else backend.tap(tensor, arrived, known, self.site)
-        running.aliases.append((tensor, backend.version(tensor), inner, outer))
-        return alias
+        return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running = self._take()
         if running is None or not self.site.live:
             return
-        running.settle(self.backend)
+        running.aliases.settle(f"{type(module).__name__} at '{self.site.path or '(root)'}'")
         gradients = running.gradients
         gradients.ended = self.gathering.tick()
         entries = _entries(_top_level(output), self.backend.tensor_types)
@@ -237,18 +257,19 @@ class BackwardHook(_CallHook):
                 tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
                 if isinstance(tap, str):
                     self.site.reason = f"no gradient: {tap}"
-                elif self.backend.is_leaf(tensor):  # outlives the graph: the newest one stays until the hook comes off
-                    old = self._leaf_taps.pop((id(tensor), slot), None)
-                    if old is not None:
-                        old.remove()
-                    self._leaf_taps[id(tensor), slot] = tap
+                else:
+                    self.site.reason = self.site.reason or "no gradient: none has come back to it"
+                    if self.backend.is_leaf(tensor):  # its hooks outlive the graph
+                        self.site.keep((id(tensor), slot), tap)
             expected.append(not isinstance(tap, str))
         gradients.expect("output", [slot for slot, _ in entries], expected)
+        if any(expected):
+            self.site.calls += 1
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         running = self._take()
         if running is not None:
-            running.drop()
+            running.aliases.drop()
         if self.site.live:
             self.note_call(module, args, kwargs, error)
 
@@ -260,13 +281,12 @@ class BackwardHook(_CallHook):
         return gradients.arrived(side, slot, gradient) if self.site.live else None
 
     def _fire(self, held: _Held, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
-        module = held.module
         if not self.site.live:
             return None
         self.site.fired += 1
         if self.wants_input:
-            return self._replacements(grad_input, self.site.call(*self.first, module, grad_input, grad_output))
-        return self._replacements(grad_output, self.site.call(*self.first, module, grad_output))
+            return self._replacements(grad_input, self.site.call(*self.first, held.module, grad_input, grad_output))
+        return self._replacements(grad_output, self.site.call(*self.first, held.module, grad_output))
 
     def _replacements(self, old: Gradients, returned: Any) -> Sequence[Any] | None:
         if returned is None:
@@ -297,68 +317,14 @@ class _Held:
         self.module = module
 
 
-class _BackwardAttachment:
-    """The hooks of a backward hook on its module, and what it has put on tensors."""
-
-    __slots__ = ("_hook", "_inner")
-
-    def __init__(self, inner: Detachable, hook: BackwardHook) -> None:
-        self._inner = inner
-        self._hook = hook
-
-    @property
-    def live(self) -> bool:
-        return self._inner.live
-
-    def remove(self) -> None:
-        self._inner.remove()
-        self._hook.release()
-
-
-class _Alias:
-    """What a module gets in place of an input, while it runs."""
-
-    __slots__ = ("alias", "module", "tensor")
-
-    def __init__(self, module: int, tensor: Any, alias: Any) -> None:
-        self.module = module
-        self.tensor = tensor
-        self.alias = alias
-
-
-_aliases: dict[int, _Alias] = {}  # id of the alias -> what it stands for
-
-
 class _Running:
     """A call under a backward hook, while its module runs."""
 
-    __slots__ = ("aliases", "gradients", "own")
+    __slots__ = ("aliases", "gradients")
 
-    def __init__(self, gradients: CallGradients) -> None:
+    def __init__(self, gradients: CallGradients, aliases: InputAliases) -> None:
         self.gradients = gradients
-        self.aliases: list[tuple[Any, int | None, Any, Any]] = []
-        self.own: list[_Alias] = []
-
-    def settle(self, backend: Backend) -> None:
-        for tensor, version, inner, outer in self.aliases:
-            unwanted = outer if version is None or backend.version(tensor) == version else inner
-            if unwanted is not None and not isinstance(unwanted, str):
-                unwanted.remove()
-        self._forget()
-
-    def _forget(self) -> None:
-        self.aliases.clear()
-        for one in self.own:
-            _aliases.pop(id(one.alias), None)
-        self.own.clear()
-
-    def drop(self) -> None:
-        """The call has raised: no gradient of it is waited for."""
-        for _, _, *taps in self.aliases:
-            for tap in taps:
-                if tap is not None and not isinstance(tap, str):
-                    tap.remove()
-        self._forget()
+        self.aliases = aliases
 
 
 def _top_level(output: Any) -> list[tuple[str, Any]]:

@@ -10,12 +10,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
+from tenterhook.errors import UnsupportedError
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
@@ -27,6 +29,8 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
+_IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
+_GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
 """``(event, call, kind, slot, tensor or error)``; events are ``start``, ``end``, ``raised``, ``value`` and ``backward``."""
@@ -41,6 +45,8 @@ class CaptureOptions:
     sketch: bool = True
     recompute: bool = False
     on_error: str = "warn"
+    scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
+    ops: bool | str = False  # functional calls: those of the user's modules, or "all"
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
     note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
 
@@ -76,11 +82,14 @@ class Capture:
         self.hook_ns = 0
         self.calls_recorded = 0
         self.values_recorded = 0
+        self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
+        self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
         self._block = self._new_block()
         self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
+        self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
         self._untold: _Pass | None = None  # the newest one, where the framework does not tell when a pass ends
         self._types = backend.tensor_types
@@ -106,16 +115,12 @@ class Capture:
     def attach(self, watched: Watched) -> None:
         """Put hooks around the calls of a watched module."""
         module = watched.ref()
-        if module is None or watched.attachment is not None:
+        if module is None or watched.attachment is not None or watched.closed:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        watched.attachment = self.backend.attach(
-            module,
-            partial(self.guarded, self._before, watched),
-            partial(self.guarded, self._after, watched),
-            partial(self.guarded, self._failed, watched),
-        )
+        handlers = tuple(partial(self.guarded, fn, watched) for fn in (self._before, self._after, self._failed))
+        watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
 
     def detach(self, *, but: Watched | None = None) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
@@ -148,8 +153,8 @@ class Capture:
         try:
             return handler(*arguments)
         except Exception as error:
-            if self.options.on_error == "raise":
-                raise
+            if self.options.on_error == "raise" or isinstance(error, UnsupportedError):
+                raise  # what cannot be watched without changing the run is no fault of ours
             self._give_up(error)
             return None
         finally:
@@ -187,15 +192,26 @@ class Capture:
             return
         if call.recorded:
             self._call_row(call, None)
-        if self._wants_grad_input:
-            self._settle_aliases(call)
+        if call.aliases is not None:
+            aliases, call.aliases = call.aliases, None
+            aliases.settle(f"{watched.type} at '{watched.name}'")
         if not (self._wants_output or self._wants_grad_output):
             return
         for slot, tensor in leaves(output, self._types):
             if self._wants_output and call.recorded:
                 self.value(call, "output", slot, tensor)
-            if self._wants_grad_output:
+            if self._wants_grad_output and call.expects_gradient:
                 self._tap(call, "grad_output", slot, tensor, module)
+
+    def op_ended(self, call: LiveCall, output: Any, error: str | None) -> None:
+        """Record a functional call; one that raised has no output."""
+        if call.recorded:
+            self._call_row(call, error)
+        for slot, tensor in () if error else leaves(output, self._types):
+            if self._wants_output and call.recorded:
+                self.value(call, "output", slot, tensor)
+            if self._wants_grad_output:
+                self._tap(call, "grad_output", slot, tensor, None)
 
     def _failed(
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
@@ -205,10 +221,13 @@ class Capture:
             self._record_stale()
         if call is None:
             return
-        self._drop_aliases(call)
+        if call.aliases is not None:
+            call.aliases.drop()
+            call.aliases = None
+        stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
-            self._call_row(call, f"{type(error).__name__}: {error}")
-        if self.options.note_errors and call.followed:
+            self._call_row(call, None if stopped else f"{type(error).__name__}: {error}")
+        if self.options.note_errors and call.followed and not stopped:
             place = f"call {call.number} of step {call.step}"
             note_error(
                 error,
@@ -218,17 +237,19 @@ class Capture:
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
         text = "did not end" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-        for call in self.tracker.abandon():
-            self._drop_aliases(call)
-            if call.recorded:
-                self._call_row(call, text)
+        self._never_ended(self.tracker.abandon(), text)
 
     def _record_stale(self) -> None:
         stale, self.tracker.stale = self.tracker.stale, []
-        for call in stale:
-            self._drop_aliases(call)
+        self._never_ended(stale, "did not end")
+
+    def _never_ended(self, calls: Iterable[LiveCall], text: str) -> None:
+        for call in calls:
+            if call.aliases is not None:
+                call.aliases.drop()
+                call.aliases = None
             if call.recorded:
-                self._call_row(call, "did not end")
+                self._call_row(call, text)
 
     def _call_row(self, call: LiveCall, error: str | None) -> None:
         now = self.tracker.now_ns()
@@ -238,7 +259,7 @@ class Capture:
             (
                 call.seq, call.step, watched.model, watched.path, watched.type, call.number, call.phase, 0, call.depth,
                 None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
-                call.thread, call.start_ns, None if error else now - call.start_ns, error,
+                call.thread, call.start_ns, None if error else now - call.start_ns, error, call.source,
             )
         )  # fmt: skip
         if self._listener is not None:
@@ -252,16 +273,17 @@ class Capture:
                 self._flush_calls()
 
     # --- values ----------------------------------------------------------------------------------------------------
-    def value(self, call: LiveCall, kind: str, slot: str, tensor: Any, *, row_of: LiveCall | None = None) -> None:
-        """Record one tensor of a call; ``row_of`` is the forward call that a backward value belongs to."""
+    def value(
+        self, call: LiveCall, kind: str, slot: str, tensor: Any, *, backward: bool = False, note: str | None = None
+    ) -> None:
+        """Record one tensor of a call, ``backward`` of its backward pass."""
         watched = call.watched
-        backward = row_of is not None
         seq = self.tracker.next_seq()
         self._add_value(
             watched, (
                 seq, call.backward_seq if backward else call.seq, call.step, watched.model, watched.path, kind, slot,
                 call.number, "backward" if backward else call.phase, call.pass_number if backward else 0,
-            ), tensor,
+            ), tensor, note,
         )  # fmt: skip
         if self._listener is not None:
             self._listener("backward" if backward else "value", call, kind, slot, tensor)
@@ -282,18 +304,30 @@ class Capture:
             ))  # fmt: skip
             self.values_recorded += 1
 
-    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any) -> None:
+    def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
+        """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
+        token = self.backend.backward_token()
+        if token != self._scale[0] or token == -1:
+            self._scale = (token, float(self.options.scaler.get_scale()))
+        scale = self._scale[1]
+        return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
+
+    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any, told: str | None = None) -> None:
         backend = self.backend
+        if self.options.scaler is not None and place[5] in _GRADIENTS:
+            tensor, unscaled = self._unscale(tensor)
+            told = unscaled if told is None or unscaled is None else f"{told}; {unscaled}"
         shape, dtype, device = backend.summary(tensor)
         key = None
         if watched.keep:
             kept = backend.keep(tensor)
             key = str(place[0])
-            self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept)
+            if not self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept):
+                key = None  # over budget, or the disk is full: the manifest says so
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note))
+            self._block.rows.append((row, *place, shape, dtype, device, key, note or told))
             self.values_recorded += 1
 
     def _next_row(self) -> int:
@@ -304,8 +338,10 @@ class Capture:
         return row
 
     # --- backward --------------------------------------------------------------------------------------------------
-    def _tap(self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any) -> Detachable | None:
-        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot), module, self)
+    def _tap(
+        self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
+    ) -> Detachable | None:
+        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot, note), module, self)
         watched = call.watched
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
@@ -320,10 +356,12 @@ class Capture:
             self._leaf_taps[key] = tap
         return tap
 
-    def _gradient(self, call: LiveCall, kind: str, slot: str, gradient: Any) -> None:
+    def _gradient(self, call: LiveCall, kind: str, slot: str, note: str | None, gradient: Any) -> None:
         # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
         target = call.forward if call.forward is not None else call
         token = self.backend.backward_token()
+        if target is not call and token != call.token:
+            self._outer_passes[token] = call.token  # with reentry a region's gradients come in a pass of their own
         if target.token != token:
             self._begin_backward(target, token)
         target.watched.gradient_count += 1
@@ -331,7 +369,7 @@ class Capture:
         pending[kind, slot] = token
         if len(pending) > 1:
             self._passes[token].calls.append(call)
-        self.value(target, kind, slot, gradient, row_of=target)
+        self.value(target, kind, slot, gradient, backward=True, note=note)
 
     def _begin_backward(self, call: LiveCall, token: int) -> None:
         call.token = token
@@ -341,8 +379,11 @@ class Capture:
             running = self._passes[token] = _Pass()
             if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token, running)):
                 self._untold = running
+        passes = [token]
+        while passes[-1] in self._outer_passes:
+            passes.append(self._outer_passes[passes[-1]])
         parent = call.parent
-        while parent is not None and parent.token != token:
+        while parent is not None and parent.token not in passes:
             parent = parent.parent
         call.backward_depth = 0 if parent is None else parent.backward_depth + 1
         watched = call.watched
@@ -350,12 +391,13 @@ class Capture:
             (
                 call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
                 call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                self.tracker.thread(), self.tracker.now_ns(), None, None,
+                self.tracker.thread(), self.tracker.now_ns(), None, None, call.source,
             )
         )  # fmt: skip
 
     def _end_backward(self, token: int, running: _Pass) -> None:
         """Tell the gradients that did not come from those that are zero."""
+        self._outer_passes.pop(token, None)
         seen: set[int] = set()
         self._passes.pop(token, None)
         for call in running.calls:
@@ -369,44 +411,19 @@ class Capture:
 
     def _alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the module aliases of its inputs, so that the gradient seen is the one through this module."""
-        backend = self.backend
         names = call.watched.input_names
-        aliases: dict[str, Any] = {}
-        made: dict[int, Any] = {}
-        call.pending = {}
-        settle: list[tuple[Any, int | None, Any, Any]] = []
+        call.aliases = aliases = InputAliases(self.backend)
+
+        def tap(slot: str, tensor: Any, itself: bool) -> Detachable | None:
+            return self._tap(call, "grad_input", slot, tensor, *((module, _IN_PLACE) if itself else (None,)))
+
         for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
-            if not backend.wants_gradient(tensor):
-                continue
-            if id(tensor) in made:  # given twice: modules ask whether their query *is* their key
-                aliases[slot] = made[id(tensor)]
-                continue
-            alias = made[id(tensor)] = backend.alias(tensor)
-            inner = self._tap(call, "grad_input", slot, alias, None)
-            # Where the module works in place on the alias, the alias's own hook never fires; then this one serves.
-            outer = None if backend.is_leaf(tensor) else self._tap(call, "grad_input", slot, tensor, None)
-            aliases[slot] = alias
-            settle.append((tensor, backend.version(tensor), inner, outer))
-        if not aliases:
+            if self.backend.wants_gradient(tensor):
+                aliases.add(slot, tensor, tap if call.expects_gradient else None)
+        if not aliases.by_slot:
             call.watched.no_gradient["no input requires a gradient"] += 1
             return None
-        call.settle = settle
-        return replace_arguments(names, args, kwargs, aliases)
-
-    def _settle_aliases(self, call: LiveCall) -> None:
-        for tensor, version, inner, outer in call.settle or ():
-            unwanted = outer if version is None or self.backend.version(tensor) == version else inner
-            if unwanted is not None:
-                unwanted.remove()
-        call.settle = None
-
-    def _drop_aliases(self, call: LiveCall) -> None:
-        """The call has not come to its end: no gradient of it is waited for."""
-        for _, _, *taps in call.settle or ():
-            for tap in taps:
-                if tap is not None:
-                    tap.remove()
-        call.settle = None
+        return replace_arguments(names, args, kwargs, aliases.by_slot)
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self) -> None:

@@ -12,6 +12,8 @@
     │   └── NotComparableError  two recordings that cannot be set side by side
     └── MissingExtraError     a feature whose optional package is not installed
 
+    TenterhookWarning         the run goes on, but probably not as it was meant (a category, to be filtered by)
+
 Each message says what was asked, what was found and what to do.
 """
 
@@ -28,6 +30,7 @@ __all__ = [
     "SelectionError",
     "TargetError",
     "TenterhookError",
+    "TenterhookWarning",
     "UnsupportedError",
 ]
 
@@ -74,3 +77,7 @@ class NotComparableError(RecordingError):
 
 class MissingExtraError(TenterhookError, ImportError):
     """An optional package is not installed; the message holds the command that installs it."""
+
+
+class TenterhookWarning(UserWarning):
+    """Something that is allowed, but hardly ever meant; said once for each place."""

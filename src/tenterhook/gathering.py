@@ -108,8 +108,12 @@ class CallGradients:
         return self._finish(slot) if side == "input" and self._inputs.is_complete() else None
 
     def finish(self) -> None:
-        """Run the callback with what has come, if it has not run yet in this pass."""
-        if not self._fired and (self._outputs.came or self._inputs.came):
+        """Run the callback with what has come, if it has not run yet in this pass.
+
+        A pass that was to stop before the inputs, ``grad(y, weight)``, does not go through the call, which then is not told.
+        """
+        stopped = self._replaces == "input" and self._inputs.expected and not self._inputs.came
+        if not self._fired and not stopped and (self._outputs.came or self._inputs.came):
             self._finish(None)
 
     def _finish(self, arriving: str | None) -> Any:
@@ -171,6 +175,7 @@ class Gathering:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._clock = itertools.count()
+        self.passes = 0  # backward passes that have reached some call
         self._open: weakref.WeakValueDictionary[tuple[int, int], _Pass] = weakref.WeakValueDictionary()
         self._untold: dict[tuple[int, int], _Pass] = {}  # where the framework does not tell when a pass ends
 
@@ -185,6 +190,7 @@ class Gathering:
         running = self._open.get(key)
         if running is None:
             running = self._open[key] = _Pass()
+            self.passes += 1
             if not self._backend.at_backward_end(partial(self._finish, key, running)):
                 self._untold[key] = running
         calls = running.calls

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
 from tenterhook.notes import note_error
 
@@ -61,9 +63,13 @@ class _OwnMethod:
         self.__qualname__ = method.__qualname__
         self._method = weakref.WeakMethod(method)
 
-    def __call__(self, *arguments: Any) -> Any:
+    @property
+    def __wrapped__(self) -> Any:
+        return self._method()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         method = self._method()
-        return None if method is None else method(*arguments)
+        return None if method is None else method(*arguments, **keywords)
 
 
 def without_cycle(fn: Callable[..., Any], modules: Iterable[object]) -> Callable[..., Any]:
@@ -77,47 +83,77 @@ def without_cycle(fn: Callable[..., Any], modules: Iterable[object]) -> Callable
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
-    __slots__ = ("_attachment", "fired", "fn", "kind", "lingering", "live", "path", "reason", "recomputed")
+    __slots__ = (
+        "_attachment",
+        "_lasting",
+        "_repeating",
+        "at_removal",
+        "calls",
+        "fired",
+        "fn",
+        "kind",
+        "live",
+        "path",
+        "reason",
+        "recomputed",
+        "unfired",
+        "warned",
+    )
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
         self.kind = kind
         self.path = path
         self.fn = fn
         self.fired = 0
+        self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
-        self.lingering = 0  # edits in checkpointed regions that have yet to be repeated
+        self.warned = False
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
+        self.unfired = ""  # what to say where it has not fired and nothing else is wrong
+        self.at_removal: Callable[[], None] | None = None
         self._attachment: Detachable | None = None
+        self._lasting: weakref.WeakValueDictionary[object, Any] = (
+            weakref.WeakValueDictionary()
+        )  # taps on leaves, which no graph takes with it
+        self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
         """Keep what the framework gave for our hook."""
         self._attachment = attachment
+
+    def keep(self, key: object, tap: Detachable) -> None:
+        """Keep a tap on a leaf until the hook is removed, or until one of a later call takes its place."""
+        old = self._lasting.pop(key, None)
+        if old is not None:
+            old.remove()
+        self._lasting[key] = tap
 
     @property
     def in_place(self) -> bool:
         """Whether the framework still holds our hook."""
         return self.live and self._attachment is not None and self._attachment.live
 
-    def applies(self, backend: Backend) -> bool:
+    @property
+    def applies(self) -> bool:
         """Whether the callback is to run now.
 
         Until it is removed, and after that where checkpointing repeats an edited call; not for what it calls itself.
         """
-        return (self.live or (self.lingering > 0 and backend.in_backward())) and not self.busy
+        return (self.live or threading.get_ident() in self._repeating) and not self.busy
 
     @property
     def busy(self) -> bool:
         """Whether the callback is running in this thread now: what it calls does not call it again."""
         return self in _running.get(threading.get_ident(), ())
 
-    def call(self, *arguments: Any) -> Any:
+    def call(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the callback; what it raises gets a note that names the place."""
         thread = threading.get_ident()
         running = _running.setdefault(thread, [])
         running.append(self)
         try:
-            return self.fn(*arguments)
+            return self.fn(*arguments, **keywords)
         except Exception as error:
             note_error(error, f"raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise
@@ -126,20 +162,32 @@ class HookSite:
             if not running:
                 _running.pop(thread, None)
 
-    def repeated(self) -> None:
-        """An edit has been applied again in a recomputation; the last one lets a removed hook go."""
-        if self.lingering:
-            self.lingering -= 1
-            if not self.live and not self.lingering:
-                self._detach()
+    def repeat_in(self, regions: Iterable[Region]) -> None:
+        """Run again, removed or not, where these checkpointed regions are recomputed: the value was changed in them."""
+        for region in regions:
+            region.on_rerun(self, partial(self._again, self._attachment), self._attachment)
+
+    @contextlib.contextmanager
+    def _again(self, attachment: Detachable | None) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._repeating.append(thread)
+        self._attachment = attachment  # a region inside the repeated one is to have it, too
+        try:
+            yield
+        finally:
+            self._repeating.remove(thread)
+            if not self.live and not self._repeating:
+                self._attachment = None
 
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
-        if not self.lingering:
-            self._detach()
-
-    def _detach(self) -> None:
+        for tap in list(self._lasting.values()):
+            tap.remove()
+        self._lasting.clear()
+        if self.at_removal is not None:
+            self.at_removal()
+            self.at_removal = None
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None

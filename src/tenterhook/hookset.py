@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from tenterhook.backends import Backend, ParameterEntry, find_backend
+from tenterhook.backends import Backend, find_backend
 from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
 from tenterhook.errors import HookError
+from tenterhook.event_hooks import GradientHook
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature, name_of, without_cycle
-from tenterhook.replacing import ALLOWANCES, check_replacement
+from tenterhook.parameters import tap_parameter
+from tenterhook.process_hooks import ProcessHooks
+from tenterhook.reasons import SiteReasons, WeightUse
+from tenterhook.replacing import allowed
 from tenterhook.select import Entry, Selection, resolve
+from tenterhook.text_table import text_table
 
 __all__ = ["HookSet", "hooks"]
 
 
-class HookSet:
+class HookSet(ProcessHooks):
     """Hooks on one model; see :func:`tenterhook.hooks`."""
 
     def __init__(self, model: Any) -> None:
         self._backend: Backend = find_backend(model)
         self._backend.check(model)
-        self._model: Callable[[], Any] = weakref.ref(model)  # hooks keep no model alive, nor does their set
-        self._model_name = type(model).__name__
-        self._blind = self._backend.blind_spots(model)
+        entries = self._backend.entries(model)
+        self._model_name = type(entries[0].module).__name__
+        self._weak_entries = [(replace(entry, module=None), weakref.ref(entry.module)) for entry in entries]
+        self._parameters = self._backend.parameters(model)
+        self._weights = WeightUse(self._backend, model)
         self._gathering = Gathering(self._backend)
         self._handles: list[Handle] = []
         self._closed = False
         self._stack = self._backend.seeing_everything(model)
-        self._told = list(self._stack.__enter__())
-
-    def _alive(self) -> Any:
-        model = self._model()
-        if model is None:
-            raise HookError(f"the {self._model_name} that these hooks are for is gone\n  keep a reference to the model")
-        return model
+        self._told = self._stack.__enter__()
 
     @property
     def _entries(self) -> list[Entry]:
-        return self._backend.entries(self._alive())
-
-    @property
-    def _parameters(self) -> list[ParameterEntry]:
-        return self._backend.parameters(self._alive())
+        """The modules as they were when the set was opened; hooks keep no module alive, nor does their set."""
+        if self._weak_entries[0][1]() is None:
+            return []
+        return [replace(entry, module=module) for entry, ref in self._weak_entries if (module := ref()) is not None]
 
     # --- registration ----------------------------------------------------------------------------------------------
     def forward_pre(
@@ -68,7 +69,8 @@ class HookSet:
             with_kwargs: call ``fn(module, args, kwargs)``, which returns None or ``(args, kwargs)``.
             with_name: the module's path comes first: ``fn(name, module, args)``.
             prepend: run before the hooks that are on already.
-            allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``.
+            allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``; ``"detached"``
+                silences the warning about a replacement that cuts the graph.
 
         Raises:
             SelectionError: nothing matches, or a container that is never called is named.
@@ -77,7 +79,7 @@ class HookSet:
         names = _signature(with_name, "module", "args", *(["kwargs"] if with_kwargs else []))
         return self._register(
             "forward_pre", select, fn, names,
-            lambda site: ForwardPreHook(self._backend, site, with_kwargs=with_kwargs, with_name=with_name, allow=_allowed(allow)),
+            lambda site: ForwardPreHook(self._backend, site, with_kwargs=with_kwargs, with_name=with_name, allow=allowed(allow)),
             prepend,
         )  # fmt: skip
 
@@ -111,7 +113,7 @@ class HookSet:
         return self._register(
             "forward", select, fn, names,
             lambda site: ForwardHook(
-                self._backend, site, with_kwargs=with_kwargs, with_name=with_name, always_call=always_call, allow=_allowed(allow)
+                self._backend, site, with_kwargs=with_kwargs, with_name=with_name, always_call=always_call, allow=allowed(allow)
             ),
             prepend,
         )  # fmt: skip
@@ -134,8 +136,6 @@ class HookSet:
 
         ``grad_input`` holds the gradients *through this module* (what a tensor gets from elsewhere is not in it), with an
         entry for each input, which can also be asked by the parameter's name (``grad_input["x"]``), keyword inputs included.
-        A tensor that is given twice has its gradient at the first place. Where a tensor is used several times inside the
-        module and outside of it as well, its gradients are summed in another order, which may change their last bits.
         The order nests, and is the same whether or not the model's input needs a gradient. ``fn`` returns None, or new
         gradients for the inputs.
         """
@@ -164,13 +164,19 @@ class HookSet:
             Entry(path=one.name, module=one.parameter, aliases=one.aliases, type_names=(type(one.parameter).__name__,))
             for one in self._parameters
         ]
+        modules = {entry.path: entry.module for entry in self._entries}
+        owners = {one.name: modules.get(one.path) for one in self._parameters}
         chosen = resolve(select, entries, what="parameter")
         check_signature(fn, ("name", "gradient"), "param_grad")
         sites = []
         for entry in chosen:
             site = HookSite("param_grad", entry.path, fn)
-            tap = self._backend.tap_parameter(
-                entry.module, self._gradient_callback(site, site.path), accumulated=accumulated
+            tap = tap_parameter(
+                self._backend,
+                owners[entry.path],
+                entry.module,
+                GradientHook(self._backend, site, site.path),
+                accumulated=accumulated,
             )
             if isinstance(tap, str):
                 site.reason = tap
@@ -189,27 +195,13 @@ class HookSet:
         if not isinstance(tensor, self._backend.tensor_types):
             raise HookError(f"hooks.tensor needs a tensor of {self._backend.name}, got {type(tensor).__name__}")
         site = HookSite("tensor", "(tensor)", fn)
-        tap = self._backend.tap(tensor, self._gradient_callback(site))
+        tap = self._backend.tap(tensor, GradientHook(self._backend, site))
         if isinstance(tap, str):
             raise HookError(
                 f"no gradient comes to this tensor: {tap}\n  hook it where gradients are tracked, on a tensor that requires one"
             )
         site.attached(tap)
         return self._keep(Handle([site]))
-
-    def _gradient_callback(self, site: HookSite, *first: Any) -> Callable[[Any], Any]:
-        backend = self._backend
-
-        def on_gradient(gradient: Any) -> Any:
-            if not site.live:
-                return None
-            site.fired += 1
-            new = site.call(*first, gradient)
-            if new is not None:
-                check_replacement(backend, gradient, new, f"{site.kind} of {site.path} ({name_of(site.fn)})")
-            return new
-
-        return on_gradient
 
     def _register(
         self,
@@ -220,11 +212,10 @@ class HookSet:
         make: Callable[[HookSite], Any],
         prepend: bool,
     ) -> Handle:
-        if self._closed:
-            raise HookError(
-                "these hooks are closed\n  register inside the with statement, or make new ones with th.hooks(model)"
-            )
+        self._check_open()
         entries = self._entries
+        if not entries:
+            raise HookError(f"the {self._model_name} that these hooks are for is gone\n  keep a reference to the model")
         chosen = resolve(select, entries, require_callable=True, parameters=[one.name for one in self._parameters])
         check_signature(fn, names, kind)
         fn = without_cycle(fn, [entry.module for entry in entries])
@@ -239,10 +230,6 @@ class HookSet:
             raise
         return self._keep(handle)
 
-    def _keep(self, handle: Handle) -> Handle:
-        self._handles.append(handle)
-        return handle
-
     # --- the end ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Take off every hook of this set. A second call does nothing."""
@@ -250,12 +237,14 @@ class HookSet:
             return
         self._closed = True
         self._gathering.close()
-        for handle in self._handles:
-            for site in handle.sites:
-                if not site.in_place and site.live and site.reason is None:
-                    site.reason = "hooks were removed by somebody else"
-            handle.remove()
-        self._stack.__exit__(None, None, None)
+        try:
+            reasons = self._reasons()
+            for site in self.sites:
+                site.reason = reasons.why(site) or None
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._stack.__exit__(None, None, None)
 
     remove = close
 
@@ -280,49 +269,35 @@ class HookSet:
 
     def why_not_fired(self, site: HookSite) -> str:
         """Say why a callback has not run; empty where it has."""
-        if site.fired:
-            return ""
-        return site.reason or self._blind.get(site.path) or "never called"
+        return (site.reason or "") if self._closed else self._reasons().why(site)
+
+    def _reasons(self) -> SiteReasons:
+        return SiteReasons(self._backend, self._entries, self.sites, self._weights, self._gathering)
 
     def __len__(self) -> int:
         return len(self.sites)
 
     def __str__(self) -> str:
         rows = [("path", "kind", "function", "fired", "")]
+        why = self._reasons().why if not self._closed else self.why_not_fired
         rows += [
             (
                 site.path or "(root)",
                 site.kind,
                 name_of(site.fn),
                 str(site.fired),
-                self.why_not_fired(site) or ("" if site.live else "removed"),
+                why(site) or ("" if site.live else "removed"),
             )
             for site in self.sites
         ]
-        return f"hooks on {self._model_name}\n" + _columns(rows) + "".join(f"\n{line}" for line in self._told)
+        return f"hooks on {self._model_name}\n" + text_table(rows) + "".join(f"\n{line}" for line in self._told)
 
     def __repr__(self) -> str:
         return f"<HookSet on {self._model_name}: {len(self)} hooks, fired {self.fired} times, {'closed' if self._closed else 'open'}>"
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> str:
-    table = list(rows)
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    )
-
-
 def _signature(with_name: bool, *names: str) -> tuple[str, ...]:
     return ("name", *names) if with_name else names
-
-
-def _allowed(allow: str | Collection[str]) -> frozenset[str]:
-    allowed = frozenset([allow] if isinstance(allow, str) else allow)
-    unknown = sorted(allowed - set(ALLOWANCES))
-    if unknown:
-        raise HookError(f"allow={unknown[0]!r} is not known\n  what can be permitted is {', '.join(ALLOWANCES)}")
-    return allowed
 
 
 def hooks(model: Any) -> HookSet:

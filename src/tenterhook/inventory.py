@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +13,19 @@ import pyarrow as pa
 from tenterhook.backends import Backend
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
+from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.select import Entry, Selection, resolve
 from tenterhook.tracker import Watched
 
-__all__ = ["model_manifest", "modules_rows", "table_of", "unmatched", "watch_model"]
+__all__ = ["model_manifest", "model_name", "modules_rows", "table_of", "unmatched", "watch_model"]
+
+
+def model_name(backend: Backend, model: Any) -> str:
+    """Return the name of a model: its class, below all wrappers, so that recordings with and without them compare."""
+    root = backend.entries(model)[0]
+    return root.type_names[0] if root.type_names else type(root.module).__name__
 
 
 def watch_model(
@@ -29,6 +37,7 @@ def watch_model(
     *,
     lenient: bool = False,
     matched: set[str] | None = None,
+    keep_fused: bool = False,
 ) -> list[Watched]:
     """List the modules of ``model`` as watched ones, the root first, marked by what is wanted of them.
 
@@ -40,6 +49,7 @@ def watch_model(
         tensors: of which of these the tensors are kept.
         lenient: a pattern that matches nothing here does no harm: it may be meant for another model of the script.
         matched: where lenient, the patterns that matched something are added here.
+        keep_fused: leave modules without hooks that the framework runs fused then.
 
     Raises:
         SelectionError: a selection matches nothing.
@@ -56,12 +66,14 @@ def watch_model(
         keep = chosen
     elif tensors is not False and tensors is not None:
         keep = {entry.path for entry in resolve(tensors, entries, require_callable=True)}
+    closed = backend.fused(model) if keep_fused else ()
     sizes: dict[str, int] = {}
     for parameter in backend.parameters(model):
         sizes[parameter.path] = sizes.get(parameter.path, 0) + backend.numel(parameter.parameter)
     watched = []
     for entry in entries:
         one = Watched(name, entry, wanted=entry.path in chosen, keep=entry.path in keep)
+        one.closed = entry.path in closed
         one.entry_parameters = sizes.get(entry.path, 0)
         watched.append(one)
     return watched
@@ -110,8 +122,9 @@ _sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionar
 
 
 def _source(module: Any) -> str | None:
+    """Return file and line of a module's class; looked up once a class, since that parses the whole file."""
     kind = type(module)
-    if kind not in _sources:  # Python parses a whole file to find a class in it
+    if kind not in _sources:
         try:
             _sources[kind] = f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
         except (OSError, TypeError):  # classes typed into a prompt have no source
@@ -121,7 +134,8 @@ def _source(module: Any) -> str | None:
 
 def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:
     """Describe one model for the manifest."""
-    kind = type(model)
+    root = watched[0].ref()
+    kind = type(model if root is None else root)
     return Model(
         name=name,
         type=f"{kind.__module__}.{kind.__qualname__}",
@@ -135,14 +149,21 @@ def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), MODULES)
 
 
-def modules_rows(backend: Backend, model: Any, watched: Sequence[Watched], capture: Capture) -> list[dict[str, Any]]:
+def modules_rows(
+    backend: Backend, model: Any, watched: Sequence[Watched], capture: Capture, weights: WeightUse | None = None
+) -> list[dict[str, Any]]:
     """List the rows of the table of modules: what was seen of each, and the reason where something was not.
 
     ``model`` is None where it is gone already; its modules are not looked at again then.
     """
     blind = backend.blind_spots(model) if model is not None else {}
     present = {entry.path: entry for entry in backend.entries(model)} if model is not None else {}
-    gradients_came = any(one.gradient_count for one in watched)
+    if weights is not None and model is not None:
+        weights.look(model)
+        _count_lazy(backend, model, watched)
+    seen = _Seen(
+        {one.path for one in watched if one.call_count}, blind, weights, any(one.gradient_count for one in watched)
+    )
     rows = []
     for one in watched:
         entry = present.get(one.path)
@@ -157,39 +178,47 @@ def modules_rows(backend: Backend, model: Any, watched: Sequence[Watched], captu
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (entry is None or entry.callable),
                 "calls": one.call_count,
-                "reason": _reason(one, entry, blind, capture, gradients_came, gone=model is None)
-                if one.wanted
-                else None,
+                "reason": _reason(one, entry, seen, capture, gone=model is None) if one.wanted else None,
             }
         )
     return rows
 
 
-def _reason(
-    one: Watched, entry: Entry | None, blind: Mapping[str, str], capture: Capture, gradients_came: bool, *, gone: bool
-) -> str | None:
+def _count_lazy(backend: Backend, model: Any, watched: Sequence[Watched]) -> None:
+    """Count the parameters that got their shapes at the first call."""
+    by_path = {one.path: one for one in watched if not one.entry_parameters}
+    for entry in backend.parameters(model):
+        if entry.path in by_path:
+            by_path[entry.path].entry_parameters += backend.numel(entry.parameter)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of a whole model when reasons are asked for."""
+
+    called: Collection[str]
+    blind: Mapping[str, str]
+    weights: WeightUse | None
+    gradients_came: bool
+
+
+def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *, gone: bool) -> str | None:
     """Say why a wanted module, or a kind of it, was not seen; None when all was."""
-    module = one.ref()
     if gone:
         return None if one.call_count else "never called"
-    if module is None or (entry is not None and entry.module is not module):
-        return f"module at '{one.name}' is no longer the one hooked: it was replaced"
-    if entry is None:
-        return f"module at '{one.name}' is no longer part of the model"
-    if not entry.callable:
+    elsewhere = replaced(one.path, one.ref(), entry)
+    if elsewhere is not None:
+        return elsewhere
+    if entry is not None and not entry.callable:
         return "container: its items are called, never it"
     if one.call_count == 0:
-        if one.path in blind:
-            return blind[one.path]
+        if one.closed:
+            return "left closed by fused='keep': a hook on it would end the fused path"
         if one.lost:
             return "hooks were removed by somebody else"
-        return "never called"
+        return why_never_called(one.path, seen.called, seen.blind, seen.weights)
     if "grad_output" in capture.options.kinds and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
-        return (
-            "no gradient: not used by what was differentiated"
-            if gradients_came
-            else "no gradient: no backward pass was run"
-        )
+        return NO_GRADIENT_HERE if seen.gradients_came else NO_GRADIENT_YET
     return None

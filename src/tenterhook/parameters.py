@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Detachable
+from tenterhook.backends import Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.tracker import Watched
 
-__all__ = ["ParameterWatch"]
+__all__ = ["LateTap", "ParameterWatch", "tap_parameter"]
+
+
+class LateTap:
+    """A tap on a parameter that has no shape yet (of a lazy module): put on in the first call that gives it one.
+
+    Args:
+        backend: the framework.
+        module: the module that owns the parameter.
+        parameter: the parameter, which stays the same object.
+        tap: puts the tap on.
+    """
+
+    def __init__(self, backend: Backend, module: Any, parameter: Any, tap: Callable[[], Detachable | str]) -> None:
+        self._backend = backend
+        self._parameter = parameter
+        self._tap = tap
+        self._on: Detachable | None = backend.attach(module, self._before, None)
+
+    @property
+    def live(self) -> bool:
+        """Whether the tap, or what waits to put it on, is in place."""
+        return self._on is not None and self._on.live
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._on is None or not self._backend.numel(self._parameter):
+            return
+        self._on.remove()
+        tap = self._tap()
+        self._on = None if isinstance(tap, str) else tap
+
+    def remove(self) -> None:
+        """Take it off. A second call does nothing."""
+        if self._on is not None:
+            self._on.remove()
+            self._on = None
+
+
+def tap_parameter(
+    backend: Backend, module: Any, parameter: Any, fn: Callable[[Any], Any], *, accumulated: bool = False
+) -> Detachable | str:
+    """Call ``fn(gradient)`` once a backward pass, also for a parameter that gets its shape only at the first call.
+
+    Returns:
+        the tap, or the reason why no gradient can come.
+    """
+    tap = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated)
+    return tap() if backend.numel(parameter) else LateTap(backend, module, parameter, tap)
 
 
 class ParameterWatch:
@@ -33,23 +80,34 @@ class ParameterWatch:
             if entry.path in by_path
         ]
         self._taps: list[Detachable] = []
-        self._before: list[Any] | None = None
+        self._before: list[tuple[Watched, str, Any, Any]] | None = None
+        self._step = -1  # that has been begun
 
     def step_begins(self) -> None:
-        """A step that is recorded is about to begin."""
+        """A step that is recorded is about to begin; more than once for a model that is met at a step's start."""
+        if self._step == self._capture.tracker.step:
+            return
+        self._step = self._capture.tracker.step
         if self._wants_gradient and not self._taps:
             for watched, name, parameter in self._parameters:
-                tap = self._capture.backend.tap_parameter(parameter, partial(self._gradient, watched, name))
+                module = watched.ref()
+                if module is None:
+                    continue
+                tap = tap_parameter(self._capture.backend, module, parameter, partial(self._gradient, watched, name))
                 if not isinstance(tap, str):
                     self._taps.append(tap)
         if not (self._wants_value or self._wants_update):
             return
         with self._capture.backend.untracked():
             if self._wants_value:
-                for watched, name, parameter in self._parameters:
+                for watched, name, parameter in self._shaped():
                     self._capture.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
             if self._wants_update:
-                self._before = [self._capture.backend.keep(parameter) for _, _, parameter in self._parameters]
+                self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
+
+    def _shaped(self) -> list[tuple[Watched, str, Any]]:
+        """All parameters but those of lazy modules that have not run yet."""
+        return [one for one in self._parameters if self._capture.backend.numel(one[2])]
 
     def _gradient(self, watched: Watched, name: str, gradient: Any) -> None:
         if self._capture.active and not self._capture.closed:
@@ -61,8 +119,8 @@ class ParameterWatch:
         if before is None:
             return
         with self._capture.backend.untracked():
-            for (watched, name, parameter), old in zip(self._parameters, before, strict=True):
-                update = self._capture.backend.keep(parameter) - old
+            for watched, name, parameter, old in before:
+                update = self._capture.backend.difference(self._capture.backend.keep(parameter), old)
                 self._capture.parameter_value(watched, "update", name, update, step)
 
     def pause(self) -> None:

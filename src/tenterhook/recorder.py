@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +16,17 @@ from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
-from tenterhook.inventory import model_manifest, modules_rows, table_of, watch_model
+from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
+from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.parameters import ParameterWatch
+from tenterhook.reasons import WeightUse
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost, Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
+from tenterhook.sampling import Sampling
 from tenterhook.select import Selection, describe, resolve
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from tenterhook.recording.call import Call, ModuleView
     from tenterhook.recording.coverage import Coverage
 
-__all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "Sampling", "capture_options", "check_kinds", "record"]
+__all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "capture_options", "check_kinds", "record"]
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind)
 """Everything that can be recorded."""
@@ -57,7 +60,15 @@ def check_kinds(kinds: Collection[str] | None, *, tensors: bool) -> frozenset[st
 
 
 def capture_options(
-    kinds: frozenset[str], *, stats: str | None, sketch: bool, recompute: bool, on_error: str, to_disk: bool
+    kinds: frozenset[str],
+    *,
+    stats: str | None,
+    sketch: bool,
+    recompute: bool,
+    on_error: str,
+    to_disk: bool,
+    scaler: Any = None,
+    ops: bool | str = False,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -68,13 +79,22 @@ def capture_options(
         raise TenterhookError(f"stats={stats!r} is not known\n  use 'basic' or None")
     if on_error not in ("warn", "raise"):
         raise TenterhookError(f"on_error={on_error!r} is not known\n  use 'warn' or 'raise'")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise TenterhookError(
+            f"scaler= needs a GradScaler, something with get_scale(), got {type(scaler).__name__}\n"
+            "  pass the scaler whose scale(loss) you call backward on"
+        )
+    if ops not in (False, True, "all"):
+        raise TenterhookError(f"ops={ops!r} is not known\n  use True, False or 'all'")
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
         sketch=sketch,
         recompute=recompute,
         on_error=on_error,
+        scaler=scaler,
         to_numpy=to_disk,
+        ops=ops,
     )
 
 
@@ -98,28 +118,36 @@ class Recorder:
         sampling: Sampling,
         fused: str,
     ) -> None:
-        self._model_ref: Callable[[], Any] = weakref.ref(model)  # a recorder keeps no model alive
-        self._model_type = type(model).__name__
+        self._model_ref: Callable[[], Any] = weakref.ref(model)  # a recorder that has started keeps no model alive
+        self._waiting: Any = model
         self._backend = backend
         self._sink = sink
         self._manifest = manifest
         self._sampling = sampling
         self._fused = fused
         self._capture = Capture(backend, sink, options, self._step_began, self._step_ended)
-        self._watched = watch_model(backend, model, type(model).__name__, select, tensors)
+        self._name = model_name(backend, model)
+        self._watched = watch_model(backend, model, self._name, select, tensors, keep_fused=fused == "keep")
+        self._weights: WeightUse | None = None
         self._capture.watched = self._watched
-        self._described = model_manifest(model, self._model_type, self._watched)
+        self._described = model_manifest(model, self._name, self._watched)
+        self._ops = OpCapture(self._capture, implementation=options.ops == "all") if options.ops else None
+        self._capture.around = None if self._ops is None else self._ops.around
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
-        self._told: list[str] = []
+        self._told: Sequence[str] = ()
         self._began_ns = 0
         self._recording: Recording | None = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
+
+    @property
+    def _model(self) -> Any:
+        return self._model_ref()
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -129,11 +157,15 @@ class Recorder:
         self._state = "running"
         self._began_ns = time.perf_counter_ns()
         try:
-            if self._fused != "keep":
-                self._told.extend(self._stack.enter_context(self._backend.seeing_everything(self._model_ref())))
+            hidden = self._model if self._fused != "keep" else None
+            self._weights = WeightUse(self._backend, self._model)
+            self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
+            if self._ops is not None:
+                self._stack.callback(self._ops.close)
             self._settle_hooks()
+            self._waiting = None
         except BaseException:
             self._stack.close()
             self._state = "closed"
@@ -187,6 +219,8 @@ class Recorder:
     def _step_ended(self, step: int) -> None:
         if self._parameters is not None:
             self._parameters.step_ended(step)
+        if step == 0 and self._weights is not None and self._model is not None:
+            self._weights.look(self._model)  # gradients are cleared next
         self._manifest.steps = step + 1
         self._settle_hooks()
 
@@ -208,7 +242,7 @@ class Recorder:
     def _resume_hooks(self) -> None:
         self._capture.active = True
         for watched in self._watched:
-            if watched.wanted or watched.is_root:
+            if watched.wanted or watched.is_root or self._ops is not None:  # an op's module has to be known
                 self._capture.attach(watched)
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -219,20 +253,20 @@ class Recorder:
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
-        return table_of(modules_rows(self._backend, self._model_ref(), self._watched, self._capture))
+        return table_of(modules_rows(self._backend, self._model, self._watched, self._capture, self._weights))
 
     def _finished_manifest(self) -> Manifest:
         manifest = self._manifest
         manifest.ended = now()
-        model = self._model_ref()
-        if model is not None:
-            self._described = model_manifest(model, self._model_type, self._watched)
+        if self._model is not None:
+            self._described = model_manifest(self._model, self._name, self._watched)
         manifest.models = [self._described]
         manifest.cost = Cost(
             hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - self._began_ns) / 1e9
         )
         manifest.steps = self._capture.tracker.steps_seen
         manifest.partial = manifest.partial or self._capture.failure
+        manifest.told = list(self._told)
         return manifest
 
     @property
@@ -288,49 +322,7 @@ class Recorder:
 
     def __repr__(self) -> str:
         seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
-        return f"<Recorder of {self._model_type}, {self._state}: {seen}>"
-
-
-class Sampling:
-    """Which steps are recorded.
-
-    Args:
-        every: every n-th step.
-        steps: these steps only: numbers, a range or a slice-like text ``"0:100:10,500"``.
-    """
-
-    def __init__(self, every: int = 1, steps: Iterable[int] | str | None = None) -> None:
-        if every < 1:
-            raise TenterhookError(f"every={every} records nothing\n  use 1 for each step, 10 for every tenth")
-        self._every = every
-        self._steps = None if steps is None else self._parse(steps)
-
-    def wants(self, step: int) -> bool:
-        """Whether this step is to be recorded."""
-        if self._steps is not None and not any(step in part for part in self._steps):
-            return False
-        return step % self._every == 0
-
-    @staticmethod
-    def _parse(steps: Iterable[int] | str) -> list[Collection[int]]:
-        if isinstance(steps, range):
-            return [steps]
-        if not isinstance(steps, str):
-            return [frozenset(int(step) for step in steps)]
-        parts: list[Collection[int]] = []
-        for item in steps.split(","):
-            try:
-                numbers = [int(number) if number.strip() else None for number in item.split(":")]
-                if len(numbers) == 1 and numbers[0] is not None:
-                    parts.append(range(numbers[0], numbers[0] + 1))
-                    continue
-                start, stop, stride = (*numbers, None, None)[:3]
-                parts.append(range(start or 0, 2**62 if stop is None else stop, stride or 1))
-            except ValueError:
-                raise TenterhookError(
-                    f"steps={steps!r} is not understood at {item!r}\n  write steps as 0:100:10,500"
-                ) from None
-        return parts
+        return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 
 def record(
@@ -342,11 +334,13 @@ def record(
     stats: str | None = "basic",
     sketch: bool = True,
     tensors: Selection | bool = False,
+    ops: bool | Literal["all"] = False,
     every: int = 1,
     steps: Iterable[int] | str | None = None,
     budget: int | None = None,
     overwrite: bool = False,
     recompute: bool = False,
+    scaler: Any = None,
     fused: Literal["open", "keep"] = "open",
     on_error: Literal["warn", "raise"] = "warn",
     note: str | None = None,
@@ -367,11 +361,16 @@ def record(
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
+            that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
+            are only with ``"all"``. Not with ``fused="keep"``.
         every: record every n-th step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
+        scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
+            as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).
         fused: ``"keep"`` leaves fused fast paths as they are, and what runs in them unseen.
         on_error: what a fault of ours does: stop the recording and warn, or raise.
         note: words of your own to keep with the recording.
@@ -387,8 +386,17 @@ def record(
     keeps = tensors is not False and tensors is not None
     wanted = check_kinds(kinds, tensors=keeps)
     options = capture_options(
-        wanted, stats=stats, sketch=sketch, recompute=recompute, on_error=on_error, to_disk=to is not None
+        wanted,
+        stats=stats,
+        sketch=sketch,
+        recompute=recompute,
+        on_error=on_error,
+        to_disk=to is not None,
+        scaler=scaler,
+        ops=ops,
     )
+    if ops:
+        check_ops(backend, fused)
     sampling = Sampling(every, steps)
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])

@@ -6,13 +6,26 @@ from collections.abc import Collection
 from typing import Any
 
 from tenterhook.backends import Backend
-from tenterhook.errors import EditError
+from tenterhook.errors import EditError, HookError
 from tenterhook.values import leaves, same_structure
 
-__all__ = ["ALLOWANCES", "check_replacement", "replacement_arguments"]
+__all__ = ["ALLOWANCES", "allowed", "check_replacement", "replacement_arguments"]
 
-ALLOWANCES = ("structure", "shape", "dtype", "device")
+ALLOWANCES = ("structure", "shape", "dtype", "device", "detached")
 """What ``allow=`` can permit to change."""
+
+
+def allowed(allow: str | Collection[str]) -> frozenset[str]:
+    """Read what the user wrote for ``allow=``.
+
+    Raises:
+        HookError: something in it cannot be permitted.
+    """
+    chosen = frozenset([allow] if isinstance(allow, str) else allow)
+    unknown = sorted(chosen - set(ALLOWANCES))
+    if unknown:
+        raise HookError(f"allow={unknown[0]!r} is not known\n  what can be permitted is {', '.join(ALLOWANCES)}")
+    return chosen
 
 
 def check_replacement(backend: Backend, old: Any, new: Any, where: str, allow: Collection[str] = ()) -> None:

@@ -21,10 +21,12 @@ from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
-from tenterhook.recorder import PARAMETER_KINDS, Sampling, capture_options, check_kinds
+from tenterhook.reasons import WeightUse
+from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
+from tenterhook.sampling import Sampling
 from tenterhook.tracker import Watched
 
 __all__ = ["RecordSummary", "ScriptRecorder"]
@@ -32,7 +34,22 @@ __all__ = ["RecordSummary", "ScriptRecorder"]
 
 @dataclass(slots=True)
 class RecordSummary:
-    """How a recorded script went; see :class:`tenterhook.reporters.summary.RunSummary`."""
+    """How a recorded script went.
+
+    Attributes:
+        path: the recording's directory.
+        modules_selected: number of modules that the selection matched, over all models.
+        modules_fired: how many of them were called.
+        missing: (path, reason) of what was asked for and not seen.
+        calls: number of calls recorded, forward and backward.
+        values: number of tensors seen.
+        steps: number of steps recorded.
+        cost_fraction: share of the run's time that was spent in our hooks.
+        wall_seconds: time from start to close.
+        size_bytes: size of the recording on disk.
+        partial: why something that was asked for is not in it; None when all is.
+        nothing_called: whether no module was called at all.
+    """
 
     path: Path
     modules_selected: int = 0
@@ -58,6 +75,7 @@ class _Model:
         self.structure = [(one.path, one.type) for one in watched]
         self.manifest = model_manifest(module, name, watched)
         self.parameters: ParameterWatch | None = None
+        self.weights: WeightUse | None = None
 
 
 class ScriptRecorder:
@@ -117,10 +135,11 @@ class ScriptRecorder:
         self._backend: Backend | None = None
         self._models: list[_Model] = []
         self._by_module: dict[int, Watched] = {}
-        self._strays: Counter[str] = Counter()
+        self._strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self._attachments: list[Detachable] = []
         self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
+        self._told: list[Sequence[str]] = []
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -140,6 +159,8 @@ class ScriptRecorder:
         if not self._running or os.getpid() != self._pid:
             return
         backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
+        # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
+        self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
             backend.on_any_call(self._is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs))
         )
@@ -150,9 +171,9 @@ class ScriptRecorder:
         for name, value in backend.environment().items():
             setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
+        self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
-        self._stack.enter_context(backend.seeing_everything(None))
         self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
         return self._capture
 
@@ -182,7 +203,7 @@ class ScriptRecorder:
         assert self._capture is not None and self._backend is not None
         rows = []
         for model in self._models:
-            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture)
+            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
         return rows
 
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
@@ -190,6 +211,7 @@ class ScriptRecorder:
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.ended = now()
         manifest.models = [model.manifest for model in self._models]
+        manifest.told = [sentence for told in self._told for sentence in told]
         if self._capture is not None:
             manifest.steps = self._capture.tracker.steps_seen
             manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=wall)
@@ -209,9 +231,7 @@ class ScriptRecorder:
             for row in selected
             if row["reason"]
         ]
-        summary.missing += [
-            (name, f"called {count} times without being part of a model") for name, count in self._strays.items()
-        ]
+        summary.missing += [(name, f"{why} (called {count} times)") for (name, why), count in self._strays.items()]
         if self._select and self._models:
             summary.missing += unmatched(self._select, self._matched, rows)
         summary.steps = manifest.steps
@@ -236,14 +256,14 @@ class ScriptRecorder:
         capture.guarded(self._take_in, capture, module, args, kwargs)
 
     def _take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        running = capture.tracker.running()
+        running = capture.tracker.settled()
         if running is None:
             self._adopt(capture, module)
         else:
             model = next((one for one in self._models if one.name == running.watched.model), None)
             root = model.ref() if model is not None else None
             if model is None or root is None or not self._join(capture, model, root, module):
-                self._strays[type(module).__name__] += 1
+                self._strays[type(module).__name__, "not part of a model"] += 1
                 return
         watched = self._by_module.get(id(module))
         if watched is not None and watched.attachment is not None:
@@ -254,7 +274,7 @@ class ScriptRecorder:
         try:
             backend.check(module)
         except Exception as error:  # a script module, say: it runs unseen, which the summary tells
-            self._strays[f"{type(module).__name__} ({str(error).splitlines()[0]})"] += 1
+            self._strays[type(module).__name__, str(error).splitlines()[0]] += 1
             return
         name = type(module).__name__
         watched = watch_model(backend, module, name, self._select, self._tensors, lenient=True, matched=self._matched)
@@ -271,6 +291,7 @@ class ScriptRecorder:
                 number += 1
             self._models.append(model)
         model.manifest.name = model.name
+        model.weights = WeightUse(backend, module)
         if self._options.kinds & PARAMETER_KINDS:
             model.parameters = ParameterWatch(capture, module, watched)
         for one in watched:
@@ -306,7 +327,7 @@ class ScriptRecorder:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        if capture.active and (watched.wanted or watched.is_root):
+        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
             capture.attach(watched)
 
     # --- steps -----------------------------------------------------------------------------------------------------
@@ -322,6 +343,9 @@ class ScriptRecorder:
         for model in self._models:
             if model.parameters is not None:
                 model.parameters.step_ended(step)
+            root = model.ref()
+            if step == 0 and model.weights is not None and root is not None:
+                model.weights.look(root)  # gradients are cleared next
         capture.watched = [one for one in capture.watched if one.ref() is not None]
         if self._sampling.wants(step + 1):
             capture.active = True

@@ -7,15 +7,18 @@ framework beyond the backend's answers, and stores nothing once a call and its g
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.aliasing import InputAliases
+from tenterhook.backends import Backend, Detachable, Region
 from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
 
@@ -29,6 +32,7 @@ class Watched:
         "aliases",
         "attachment",
         "call_count",
+        "closed",
         "entry_parameters",
         "gradient_count",
         "input_names",
@@ -52,7 +56,7 @@ class Watched:
         self.model = model
         self.path = entry.path
         self.raw_path = entry.raw_path
-        self.type = type(entry.module).__name__
+        self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
         self.aliases = entry.aliases
         self.is_root = entry.path == ""
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
@@ -60,6 +64,7 @@ class Watched:
         self.keep = keep  # its tensors are kept, too
         self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
+        self.closed = False  # gets no hooks: they would change what runs
         self.lost = False  # somebody else took our hooks off
         self.entry_parameters = 0
         self.call_count = 0
@@ -86,23 +91,28 @@ class LiveCall:
     """One call of a watched module, from its start until its last gradient."""
 
     __slots__ = (
+        "aliases",
+        "around",
         "backward_depth",
         "backward_seq",
         "depth",
         "followed",
         "forward",
         "number",
+        "ops",
         "parent",
         "pass_number",
         "pending",
         "phase",
         "recorded",
+        "regions",
         "seq",
-        "settle",
+        "source",
         "start_ns",
         "step",
         "thread",
         "token",
+        "tracks",
         "watched",
     )
 
@@ -117,16 +127,59 @@ class LiveCall:
         self.thread = thread
         self.start_ns = start_ns
         self.number = 0
+        self.source: str | None = None  # of a functional call: the line of the user's code
+        self.around: LiveCall | None = None  # of a functional call, while it runs: the module's call that it is in
+        self.ops: list[LiveCall] | None = None  # functional calls in it, in order
         self.followed = False  # its values and gradients are looked at
         self.recorded = False  # it has a row of its own
         self.phase = "forward"
         self.forward: LiveCall | None = None  # of a recomputation: the call that it repeats
-        self.token = -1  # of the backward pass that reached this call last
+        self.tracks = False  # gradients were tracked as it began
+        self.regions: Sequence[Region] = ()  # checkpointed regions that it runs in
+        self.token = -1  # of the backward pass that reached this call last; of a recomputation: that it runs in
         self.pass_number = -1
         self.backward_seq = -1
         self.backward_depth = 0
         self.pending: dict[tuple[str, str], int] = {}  # gradients expected -> backward pass that brought them last
-        self.settle: list[tuple[Any, int | None, Any, Any]] | None = None  # input aliases, until the module has run
+        self.aliases: InputAliases | None = None  # until the module has run
+
+    @property
+    def expects_gradient(self) -> bool:
+        """Whether gradients may come by way of this run of the call.
+
+        Checkpointing without reentry never differentiates what it recomputed, with reentry it differentiates only that.
+        """
+        return self.phase != "recompute" or (self.forward is not None and not self.forward.pending)
+
+
+class _RegionCalls:
+    """The calls of a checkpointed region, in the order of its first run; called for a context in which it runs again."""
+
+    __slots__ = ("_tracker", "calls")
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.calls: dict[Watched, list[LiveCall]] = {}
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self._tracker.rerunning(self)
+
+
+class _Rerun:
+    """A region that is being run again: how many calls of each module have come back so far."""
+
+    __slots__ = ("_counts", "_first")
+
+    def __init__(self, first: _RegionCalls) -> None:
+        self._first = first
+        self._counts: Counter[Watched] = Counter()
+
+    def next_of(self, watched: Watched) -> LiveCall | None:
+        """Return the call of the first run that the next call of ``watched`` repeats; None where that was not seen."""
+        calls = self._first.calls.get(watched, ())
+        index = self._counts[watched]
+        self._counts[watched] += 1
+        return calls[index] if index < len(calls) else None
 
 
 def _nothing(*arguments: object) -> None:
@@ -149,6 +202,7 @@ class Tracker:
         self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
+        self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self._sequence = itertools.count()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -198,31 +252,58 @@ class Tracker:
             stack = self._stacks[thread] = []
         elif stack and watched.is_root:
             self._unwind(stack)
-        parent = stack[-1] if stack else None
-        step = self._begin_outermost(watched, thread) if parent is None else parent.step
-        if parent is not None and not parent.recorded:
-            parent = parent.parent
-        call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
-        if watched.step != step:
-            watched.step = step
-            watched.step_calls = []
-            watched.recomputed = 0
-        if self._in_backward() and watched.recomputed < len(watched.step_calls):
-            # Checkpointed regions are recomputed last first; within one module the calls come back in that order, too.
-            watched.recomputed += 1
-            call.phase = "recompute"
-            call.forward = watched.step_calls[-watched.recomputed]
-            call.number = call.forward.number
+        outer = stack[-1] if stack else None
+        repeats = (thread in self._reruns or self._in_backward()) and self._repeats(watched, thread)
+        if repeats:
+            step = repeats.step
+        elif outer is not None:
+            step = outer.step
         else:
+            step = self._begin_outermost(watched, thread) if repeats is False else self.step
+        parent = outer.parent if outer is not None and not outer.recorded else outer
+        call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
+        self._find_regions(call, outer)
+        if repeats is False:
             self._number(call)
-            watched.step_calls.append(call)
-            watched.call_count += 1
+        else:
+            call.phase, call.token = "recompute", self._backend.backward_token()
+            if repeats is not None:
+                call.forward, call.number = repeats, repeats.number
+        for region in call.regions:  # those in a region that is run again are new ones
+            region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
         stack.append(call)
         return call
 
+    def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
+        """Find the call that one in a backward pass repeats.
+
+        None where that was not seen, False for a call that repeats nothing: somebody makes it in a hook.
+        """
+        reruns = self._reruns.get(thread)
+        if reruns:
+            return reruns[-1].next_of(watched)
+        if self._backend.is_recomputing():
+            return None
+        if not self._in_backward() or watched.step != self.step or watched.recomputed >= len(watched.step_calls):
+            return False
+        # A checkpointing that is not the framework's. Regions come back last first; so then do the calls of a module.
+        watched.recomputed += 1
+        return watched.step_calls[-watched.recomputed]
+
+    def _find_regions(self, call: LiveCall, outer: LiveCall | None) -> None:
+        call.tracks = self._tracks_gradients()
+        # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
+        known = outer is not None and not call.tracks and not outer.tracks
+        call.regions = outer.regions if outer is not None and known else self._backend.regions()
+
     def _number(self, call: LiveCall) -> None:
-        numbers = call.watched.numbers
+        watched = call.watched
+        numbers = watched.numbers
         with self._lock:
+            if watched.step != call.step:
+                watched.step = call.step
+                watched.step_calls = []
+                watched.recomputed = 0
             last = numbers.get(call.thread)
             if last is None or last[0] != call.step:
                 for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
@@ -230,6 +311,26 @@ class Tracker:
                 last = call.step, 0
             call.number = last[1]
             numbers[call.thread] = call.step, call.number + 1
+            watched.call_count += 1
+        if not call.regions:
+            watched.step_calls.append(call)
+
+    @contextlib.contextmanager
+    def rerunning(self, first: _RegionCalls) -> Iterator[None]:
+        """Follow a region that is run again; the framework breaks it off as soon as it has what it needs."""
+        thread = self.thread()
+        stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
+        height = len(stack)
+        reruns.append(_Rerun(first))
+        try:
+            yield
+        finally:
+            reruns.pop()
+            if not reruns:
+                self._reruns.pop(thread, None)
+            del stack[height:]
+            if not stack:
+                self._stacks.pop(thread, None)
 
     def end(self, watched: Watched) -> LiveCall | None:
         """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""
@@ -241,7 +342,7 @@ class Tracker:
         while call.watched is not watched:
             self.stale.append(call)
             call = stack.pop()
-        if not stack:
+        if not stack and thread not in self._reruns:
             del self._stacks[thread]
         return call
 
@@ -253,6 +354,11 @@ class Tracker:
 
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
+        stack = self._stacks.get(self.thread())
+        return stack[-1] if stack else None
+
+    def settled(self) -> LiveCall | None:
+        """Return the innermost running call of this thread, for a call that begins and has no hooks yet."""
         stack = self._stacks.get(self.thread())
         if stack:
             self._unwind(stack)
@@ -280,7 +386,9 @@ class Tracker:
             self._begin_step()
             return self.step
         if watched in self._roots_run:
-            if self._steps_by is None:
+            if self._steps_by is None and not self._tracks_gradients():
+                self.end_step()  # inference: no need yet to know whether an optimizer will come
+            elif self._steps_by is None:
                 model = watched.ref()
                 has_optimizer = model is not None and self._backend.has_optimizer(model)
                 self._steps_by = "optimizer" if has_optimizer else "forward"

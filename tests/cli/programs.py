@@ -65,9 +65,8 @@ class Squares(Dataset):
         return torch.tensor(index ** 2)
 
 if __name__ == "__main__":
-    for method in ("fork", "spawn"):
-        loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
-        print(method, [batch.tolist() for batch in loader])
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2)
+    print([batch.tolist() for batch in loader])
 """
 
 RAISE = """
@@ -129,6 +128,31 @@ print(torch.rand(1).item().hex(), [weight.grad.sum().item().hex() for weight in 
 print(sorted(vars(model[1])))
 """
 
+WORKERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+scale = nn.Linear(4, 4)
+
+class Points(Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        with torch.no_grad():  # a transform that is a module, in the worker
+            return scale(torch.full((4,), float(index)))
+
+if __name__ == "__main__":
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(scale(torch.ones(1, 4)))
+    for batch in DataLoader(Points(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex())
+"""
+
 PACKAGE = {
     "pkg/__init__.py": "print('package', __name__)\n",
     "pkg/sibling.py": "NAME = __name__\n",
@@ -188,6 +212,7 @@ PROGRAMS = {
     "trains": script(TRAIN),
     "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
     "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
+    "trains-with-workers": script(WORKERS),
     "pickles": script(PICKLE),
     "loader-workers": script(LOADER),
 }

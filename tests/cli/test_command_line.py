@@ -17,7 +17,7 @@ from tests.cli.commands import tenterhook
 from tests.cli.programs import environment
 from tests.cli.recordings import write_net
 
-HEAVY = ("torch", "mindspore", "pyarrow", "duckdb", "numpy", "rich.table")
+HEAVY = ("torch", "mindspore", "duckdb", "rich.table", "tenterhook.script_recorder")
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,9 @@ ALL = ["input", "output", "grad_input", "grad_output", "param", "param_grad", "u
 NO_ALIAS = [kind for kind in ALL if kind != "grad_input"]
 KINDS = ("forward_pre", "forward", "backward_pre", "backward", "param_grad")
 
-RUNS = st.fixed_dictionaries({"needs_grad": st.booleans(), "training": st.booleans(), "grad": st.sampled_from([True, True, False])})
+RUNS = st.fixed_dictionaries(
+    {"needs_grad": st.booleans(), "training": st.booleans(), "grad": st.sampled_from([True, True, False])}
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:None of the inputs have requires_grad=True:UserWarning",  # torch, of reentrant checkpoints
@@ -68,7 +70,11 @@ def _different(one: dict[str, Tensor], other: dict[str, Tensor], *, exact: bool 
     def same(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
-    return sorted(name for name in one.keys() | other.keys() if name not in one or name not in other or not same(one[name], other[name]))
+    return sorted(
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or not same(one[name], other[name])
+    )
 
 
 @contextlib.contextmanager
@@ -76,7 +82,9 @@ def _hooked(net: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[dict[str
     with th.hooks(net) as hooks:
         has_parameters = next(net.parameters(), None) is not None
         yield {
-            kind: getattr(hooks, kind)("**", lambda *arguments: None) for kind in kinds if kind != "param_grad" or has_parameters
+            kind: getattr(hooks, kind)("**", lambda *arguments: None)
+            for kind in kinds
+            if kind != "param_grad" or has_parameters
         }
 
 
@@ -122,7 +130,12 @@ def test_gradients_of_inputs_change_no_output_and_at_most_the_order_of_sums(spec
 
 def _state(net: nn.Module) -> list[Any]:
     modules = [
-        (name, sorted(vars(module)), module.training, {key: len(value) for key, value in vars(module).items() if "hook" in key and hasattr(value, "__len__")})
+        (
+            name,
+            sorted(vars(module)),
+            module.training,
+            {key: len(value) for key, value in vars(module).items() if "hook" in key and hasattr(value, "__len__")},
+        )
         for name, module in net.named_modules()
     ]
     parameters = [(name, p.requires_grad, len(p._backward_hooks or {})) for name, p in net.named_parameters()]
@@ -152,7 +165,11 @@ def test_nothing_is_left_behind_however_it_ends(spec: Spec, run: dict[str, bool]
             hooks.forward(lambda path, module: _fail(), lambda *arguments: None)
         _run(net, **run)
     assert _state(net) == before
-    assert [name for name, value in _global_state().items() if name in switches and switches[name] is not value and switches[name] != value] == []
+    assert [
+        name
+        for name, value in _global_state().items()
+        if name in switches and switches[name] is not value and switches[name] != value
+    ] == []
 
 
 # ---- (c) counts, (d) order ----
@@ -164,7 +181,8 @@ class _Reference:
     def __init__(self, net: nn.Module) -> None:
         self.calls: dict[str, int] = {}
         self.handles = [
-            module.register_forward_hook(lambda *arguments, name=name: self._count(name)) for name, module in net.named_modules()
+            module.register_forward_hook(lambda *arguments, name=name: self._count(name))
+            for name, module in net.named_modules()
         ]
 
     def _count(self, name: str) -> None:

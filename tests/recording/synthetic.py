@@ -28,7 +28,7 @@ def batch(schema: pa.Schema, rows: list[dict[str, object]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def call(seq: int, step: int = 0, path: str = "conv1", **fields: object) -> dict[str, object]:
+def call(seq: int, step: int = 0, path: str = "conv1", **fields: Any) -> dict[str, object]:
     """Make a row of calls."""
     row: dict[str, object] = {
         "seq": seq,
@@ -47,7 +47,7 @@ def call(seq: int, step: int = 0, path: str = "conv1", **fields: object) -> dict
     return {**row, **fields}
 
 
-def value(seq: int, call_seq: int, step: int = 0, path: str = "conv1", **fields: object) -> dict[str, object]:
+def value(seq: int, call_seq: int, step: int = 0, path: str = "conv1", **fields: Any) -> dict[str, object]:
     """Make a row of values."""
     row: dict[str, object] = {
         "seq": seq,

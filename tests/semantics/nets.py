@@ -22,7 +22,9 @@ def hook_counts(model: nn.Module) -> list[int]:
     """Lengths of every hook table of every module, and of the hooks on parameters."""
     counts = [len(getattr(module, table)) for module in model.modules() for table in HOOK_TABLES]
     counts += [len(parameter._backward_hooks or {}) for parameter in model.parameters()]
-    return counts + [len(getattr(parameter, "_post_accumulate_grad_hooks", None) or {}) for parameter in model.parameters()]
+    return counts + [
+        len(getattr(parameter, "_post_accumulate_grad_hooks", None) or {}) for parameter in model.parameters()
+    ]
 
 
 def mlp() -> nn.Sequential:

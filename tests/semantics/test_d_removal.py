@@ -224,7 +224,11 @@ def test_a_hook_removed_where_the_call_has_failed_is_gone_by_the_next_call() -> 
 
 
 def _registries() -> dict[str, int]:
-    return {name: len(value) for name, value in vars(registries).items() if name.startswith("_global_") and hasattr(value, "__len__")}
+    return {
+        name: len(value)
+        for name, value in vars(registries).items()
+        if name.startswith("_global_") and hasattr(value, "__len__")
+    }
 
 
 def test_sessions_put_no_hook_on_all_modules() -> None:

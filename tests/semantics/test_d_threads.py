@@ -88,7 +88,8 @@ def test_hooks_count_every_call_of_every_thread() -> None:
     net = Nested()
     with th.hooks(net) as hooks:
         handles = [
-            getattr(hooks, kind)("body", lambda *arguments: None) for kind in ("forward_pre", "forward", "backward_pre", "backward")
+            getattr(hooks, kind)("body", lambda *arguments: None)
+            for kind in ("forward_pre", "forward", "backward_pre", "backward")
         ]
 
         def work(index: int) -> None:
@@ -149,7 +150,9 @@ def _events(rec: Any) -> list[tuple[Any, ...]]:
     return calls + [tuple(map(str, value.values())) for value in values]
 
 
-@pytest.mark.parametrize("make", [mlp, Nested, lambda: nn.Sequential(nn.Identity(), mlp())], ids=["in-place", "dataclass", "leaf"])
+@pytest.mark.parametrize(
+    "make", [mlp, Nested, lambda: nn.Sequential(nn.Identity(), mlp())], ids=["in-place", "dataclass", "leaf"]
+)
 def test_a_backward_in_another_thread_is_recorded_alike(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net = make()
@@ -171,8 +174,8 @@ def test_hooks_fire_alike_when_backward_runs_in_another_thread() -> None:
     for threaded in (False, True):
         fired: list[str] = []
         with th.hooks(net) as hooks:
-            hooks.backward_pre("**", lambda name, module, grad: fired.append("bp:" + name), with_name=True)
-            hooks.backward("**", lambda name, module, gi, go: fired.append("b:" + name), with_name=True)
+            hooks.backward_pre("**", lambda name, module, grad: fired.append("bp:" + name), with_name=True)  # noqa: B023
+            hooks.backward("**", lambda name, module, gi, go: fired.append("b:" + name), with_name=True)  # noqa: B023
             loss = net(torch.ones(2, 4)).sum()
             if threaded:
                 _in_threads(lambda index: loss.backward(), count=1)  # noqa: B023 - runs before the loop goes on

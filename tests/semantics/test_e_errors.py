@@ -67,7 +67,7 @@ def test_an_error_of_a_callback_says_which(kind: str) -> None:
 @pytest.mark.parametrize("session", ["hooks", "record", "both"])
 def test_an_error_of_the_model_says_where_once(session: str) -> None:
     net = Deep()
-    with pytest.raises(ValueError, match="^real error") as caught:
+    with pytest.raises(ValueError, match=r"^real error") as caught:
         if session == "hooks":
             with th.hooks(net) as hooks:
                 for kind in ("forward_pre", "forward", "backward_pre", "backward"):
@@ -128,7 +128,14 @@ def test_the_next_step_after_an_error_is_clean() -> None:
             except Boom:
                 assert armed
     calls = [(call.path, call.depth, call.error is not None) for call in rec.order() if call.phase == "forward"]
-    assert calls[-6:] == [("", 0, False), ("0", 1, False), ("0.0", 2, False), ("0.1", 2, False), ("0.2", 2, False), ("1", 1, False)]
+    assert calls[-6:] == [
+        ("", 0, False),
+        ("0", 1, False),
+        ("0.0", 2, False),
+        ("0.1", 2, False),
+        ("0.2", 2, False),
+        ("1", 1, False),
+    ]
     assert [call[0] for call in calls if call[2]] == ["", "1"]
 
 
@@ -141,7 +148,14 @@ def test_an_interrupt_that_the_user_survives_is_no_parent_of_what_follows(error:
         net[1].armed = False
         net(torch.ones(2, 4)).sum().backward()
     forward = [call for call in rec.order() if call.phase == "forward"]
-    assert [(call.path, call.depth) for call in forward[-6:]] == [("", 0), ("0", 1), ("0.0", 2), ("0.1", 2), ("0.2", 2), ("1", 1)]
+    assert [(call.path, call.depth) for call in forward[-6:]] == [
+        ("", 0),
+        ("0", 1),
+        ("0.0", 2),
+        ("0.1", 2),
+        ("0.2", 2),
+        ("1", 1),
+    ]
     assert [call.path for call in forward if call.error == "did not end"] == ["", "1"]
     assert [call.step for call in forward if call.path == ""] == [0, 1]
 
@@ -154,7 +168,9 @@ def test_a_hook_that_raises_before_ours_leaves_the_order_right() -> None:
     assert [(call.path, call.error) for call in rec.order()] == [("", "Boom: mine"), ("0", "Boom: mine"), ("0.0", None)]
 
 
-def test_a_fault_of_ours_ends_the_recording_and_not_the_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_ours_ends_the_recording_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     net = mlp()
     before, x = hook_counts(net), torch.ones(2, 4)
     clean = net(x)
@@ -187,7 +203,10 @@ def test_always_call_gets_none_and_the_keywords() -> None:
     seen: list[Any] = []
     with th.hooks(bad) as hooks:
         hooks.forward(
-            "(root)", lambda module, args, kwargs, output: seen.append((kwargs, output)), with_kwargs=True, always_call=True
+            "(root)",
+            lambda module, args, kwargs, output: seen.append((kwargs, output)),
+            with_kwargs=True,
+            always_call=True,
         )
         never = hooks.forward("(root)", lambda *arguments: None)
         with pytest.raises(ValueError, match="real error"):
@@ -204,7 +223,7 @@ def test_an_error_of_the_hook_never_hides_the_real_one(with_kwargs: bool) -> Non
     net = nn.Sequential(Failing(ValueError("real error")))
     with th.hooks(net) as hooks:
         handle = hooks.forward("0", _fail, with_kwargs=with_kwargs, always_call=True)
-        with warnings.catch_warnings(record=True) as warned, pytest.raises(ValueError, match="^real error") as caught:
+        with warnings.catch_warnings(record=True) as warned, pytest.raises(ValueError, match=r"^real error") as caught:
             warnings.simplefilter("always")
             net(torch.ones(1))
         assert handle.fired == 1
@@ -251,7 +270,9 @@ def _bound(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("patch", [_patched, _bound, lambda module: _patched(_patched(module))], ids=["closure", "method", "twice"])
+@pytest.mark.parametrize(
+    "patch", [_patched, _bound, lambda module: _patched(_patched(module))], ids=["closure", "method", "twice"]
+)
 def test_a_patched_module_is_left_as_found(patch: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(patch(nn.Linear(4, 4, bias=False)), nn.ReLU(inplace=True))
     patched = net[0].forward

@@ -33,13 +33,8 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
     "meta": lambda: torch.empty(3, device="meta"),
     "expanded": lambda: torch.ones(1).expand(5),
-    "inference": lambda: _inference(),
+    "inference": lambda: torch.inference_mode()(torch.ones)(3),
 }
-
-
-def _inference() -> Tensor:
-    with torch.inference_mode():
-        return torch.ones(3)
 
 
 class Give(nn.Module):
@@ -116,7 +111,9 @@ def _run(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(_dropout, (4, 8)), (_batch_norm, (4, 2, 6)), (_transformer, (2, 3, 8))], ids=["dropout", "batch norm", "transformer"]
+    ("make", "shape"),
+    [(_dropout, (4, 8)), (_batch_norm, (4, 2, 6)), (_transformer, (2, 3, 8))],
+    ids=["dropout", "batch norm", "transformer"],
 )
 def test_a_full_capture_draws_no_random_number(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -166,7 +166,7 @@ for kernel in KERNELS:
                 assert buffer.measure_flat(0, address, code, numel)
                 assert buffer.measure(0, address, name, (numel, 5), (1, 0))
             assert buffer.measure(0, end - item, name, (numel,), (-1,))
-            assert buffer.measure(0, end - item, name, (numel, numel), (0, 0))
+            assert buffer.measure(0, end - item, name, (numel, 7), (0, 0))
 print("survived")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tenterhook.address import Address, Kind, format_place
+from tenterhook.address import Address, Kind, format_place, split_op
 from tenterhook.errors import NotRecordedError, SelectionError
 from tenterhook.recording import Recording
 from tenterhook.select import Entry, resolve
@@ -240,11 +240,13 @@ def _seen(row: dict[str, Any]) -> Seen:
 
 def _address(row: dict[str, Any], several: bool) -> str:
     model = row["model"] if several else None
-    return str(Address(row["path"] or "", row["kind"], row["slot"] or "", model, call=row["call"], step=row["step"]))
+    path, op = split_op(row["path"] or "")
+    return str(Address(path, row["kind"], row["slot"] or "", model, op, row["call"], row["step"]))
 
 
 def _call(row: dict[str, Any], several: bool) -> str:
-    place = format_place(row["path"] or "", model=row["model"] if several else None)
+    path, op = split_op(row["path"] or "")
+    place = format_place(path, op=op, model=row["model"] if several else None)
     return f"{place}#{row['call'] or 0}@{row['step']}"
 
 

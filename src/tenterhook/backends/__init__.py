@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
-from tenterhook.errors import HookError
+from tenterhook.errors import HookError, UnsupportedError
+from tenterhook.recording import converters
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -24,11 +25,19 @@ __all__ = [
     "Before",
     "Detachable",
     "Failed",
+    "InstalledHook",
+    "OpListener",
     "ParameterEntry",
+    "Region",
     "Summary",
     "find_backend",
     "loaded_backends",
+    "settle_alias",
 ]
+
+# Found by name when a tensor of the framework is asked for, so that reading a recording imports no framework.
+converters.register("torch", "tenterhook.backends._torch_arrays:CONVERTER")
+converters.register("mindspore", "tenterhook.backends._mindspore_arrays:CONVERTER")
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
@@ -41,6 +50,9 @@ Failed = Callable[[Any, tuple[Any, ...], dict[str, Any], BaseException], None]
 
 Summary = tuple[tuple[int, ...], str, str]
 """Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
+
+
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
 
 class Detachable(Protocol):
@@ -56,6 +68,20 @@ class Detachable(Protocol):
         ...
 
 
+class Region(Protocol):
+    """A part of a forward under activation checkpointing, which the backward pass runs again."""
+
+    def on_rerun(self, key: object, around: AroundT, attachment: Detachable | None = None) -> AroundT:
+        """Have it run inside ``around()`` whenever it is run again; a key's first registration holds and is returned.
+
+        Args:
+            key: whose registration this is.
+            around: makes the context.
+            attachment: hooks that are put back, if they have come off by then, for the time of the second run.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterEntry:
     """A parameter, the module that owns it and its other names."""
@@ -66,12 +92,53 @@ class ParameterEntry:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledHook:
+    """A hook that is on a model now; see :func:`tenterhook.installed_hooks`.
+
+    Attributes:
+        path: where: a module's path, a parameter's name, or words in parentheses for what is no part of the model.
+        kind: which of the framework's tables it is in: ``forward_pre``, ``forward``, ``backward``, ``load``, ...
+        function: the callback's name; of a hook put on through tenterhook, the user's callback.
+        source: ``file.py:12``, None where it is not written in Python.
+        owner: ``tenterhook``, or the package of the callback.
+        alive: whether it will be called.
+        note: why it will not, or what else is to be known of it.
+        hook: what stands in the framework's table.
+    """
+
+    path: str
+    kind: str
+    function: str
+    source: str | None
+    owner: str
+    alive: bool
+    note: str = ""
+    hook: Any = field(default=None, repr=False, compare=False)
+
+
+class OpListener(Protocol):
+    """What is told of functional calls."""
+
+    def begins(self, name: str, source: Callable[[], str | None]) -> Any:
+        """A function is about to be called; returns None where nobody wants to know, else what ``ends`` is given.
+
+        ``source`` gives the line of the user's code.
+        """
+        ...
+
+    def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
+        """It has returned ``output``, or raised ``error``."""
+        ...
+
+
 class Backend(Protocol):
     """One framework, seen through the few things that tenterhook needs from it."""
 
     name: str
     tensor_types: tuple[type, ...]
     tells_backward_end: bool
+    works_in_place_on_aliases: bool  # gradients stay right where a module changes an alias of its input in place
 
     # --- the model -------------------------------------------------------------------------------------------------
     def is_model(self, value: object) -> bool:
@@ -96,6 +163,10 @@ class Backend(Protocol):
 
     def blind_spots(self, model: Any) -> Mapping[str, str]:
         """Path -> reason, for modules whose hooks will not fire or will not see everything (compiled, fused, ...)."""
+        ...
+
+    def fused(self, model: Any) -> Collection[str]:
+        """List the paths of modules that the framework can run fused, as long as there are no hooks on them."""
         ...
 
     def forward_function(self, module: Any) -> Callable[..., Any]:
@@ -132,8 +203,31 @@ class Backend(Protocol):
         """
         ...
 
-    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
-        """Call ``fn(optimizer)`` after any optimizer of the process has stepped."""
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        """Call ``fn(optimizer)`` after any optimizer of the process has stepped, or ``before`` it does."""
+        ...
+
+    def on_load(self, module: Any, fn: Callable[[Any, Any], None]) -> Detachable:
+        """Call ``fn(module, incompatible_keys)`` after ``module`` has loaded its parameters, in order of registration.
+
+        ``missing_keys`` and ``unexpected_keys`` are lists that ``fn`` may change; a strict load raises for what is left.
+        """
+        ...
+
+    def installed_hooks(self, model: Any) -> list[InstalledHook]:
+        """List all hooks that are on ``model``, whoever put them there, those of the whole process last."""
+        ...
+
+    def trace_ops(self, listener: OpListener) -> AbstractContextManager[Any]:
+        """Tell ``listener`` of every functional call that this thread makes inside the context.
+
+        The context is entered and left in one thread; where contexts of others were entered in it and not left, leaving
+        it takes ours out from under them.
+        """
+        ...
+
+    def owns_forward(self, module: Any) -> bool:
+        """Whether the framework wrote the module's forward, so that functional calls in it are its implementation."""
         ...
 
     def has_optimizer(self, model: Any) -> bool:
@@ -166,7 +260,7 @@ class Backend(Protocol):
         ...
 
     def version(self, tensor: Any) -> int | None:
-        """Return the count of in-place changes, or None where the framework keeps none."""
+        """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...
 
     def is_leaf(self, tensor: Any) -> bool:
@@ -181,8 +275,23 @@ class Backend(Protocol):
         """Whether what runs now is being tracked for a backward pass."""
         ...
 
-    def in_checkpoint(self) -> bool:
-        """Whether this forward runs in a checkpointed region, so that it will run again in the backward pass."""
+    def regions(self) -> Sequence[Region]:
+        """Return the checkpointed regions around the forward that runs now: they will run again in the backward pass."""
+        ...
+
+    def is_recomputing(self) -> bool:
+        """Whether the forward that runs now is a checkpointed region's, run again in a backward pass."""
+        ...
+
+    def was_changed_by(self, key: object) -> bool:
+        """In a recomputation, whether the region's first run was registered for ``key`` (:meth:`Region.on_rerun`).
+
+        True outside of recomputations, and where it cannot be told.
+        """
+        ...
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        """Whether an exception is the framework's own, to end a recomputation that has all it needs."""
         ...
 
     def in_backward(self) -> bool:
@@ -212,6 +321,14 @@ class Backend(Protocol):
 
     def to_numpy(self, kept: Any) -> Any:
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
+        ...
+
+    def difference(self, kept: Any, other: Any) -> Any:
+        """Return ``kept - other`` of two kept tensors."""
+        ...
+
+    def unscaled(self, gradient: Any, scale: float) -> Any:
+        """Return a gradient divided by the factor of loss scaling, half precision as float32 so that nothing is lost."""
         ...
 
     def numel(self, tensor: Any) -> int:
@@ -257,3 +374,27 @@ def find_backend(model: object) -> Backend:
         f"expected a torch Module or a MindSpore Cell, got {kind.__module__}.{kind.__qualname__}\n"
         "  pass the model itself (not its state dict, its class, its output or its forward function)"
     )
+
+
+def settle_alias(
+    backend: Backend, alias: Any, version: int | None, inner: Detachable | None, outer: Detachable | None, where: str
+) -> None:
+    """After a module has run, leave on only the tap that will see the gradient of its input.
+
+    That is ``inner``, on the alias that the module was given; but where the module has changed the alias in place it is
+    cut off from its gradient, and ``outer``, on the tensor itself as it was before, serves.
+
+    Raises:
+        UnsupportedError: the module has changed the alias in place, and the framework gives wrong gradients then.
+    """
+    if version is None or backend.version(alias) == version:
+        unwanted = outer
+    elif backend.works_in_place_on_aliases:
+        unwanted = inner
+    else:
+        raise UnsupportedError(
+            f"{where} changes its input in place: {backend.name} gives wrong gradients where that is watched\n"
+            "  leave it out when you ask for grad_input or hooks.backward; grad_output and backward_pre are safe"
+        )
+    if unwanted is not None:
+        unwanted.remove()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from tenterhook.backends import ParameterEntry
 from tenterhook.errors import UnsupportedError
@@ -17,15 +17,15 @@ from tenterhook.select import Entry
 __all__ = [
     "blind_spots",
     "check",
+    "fused",
     "has_optimizer",
-    "in_checkpoint",
-    "is_compiled",
+    "is_exported",
+    "is_wrapper",
     "list_modules",
     "list_parameters",
     "running_modules",
 ]
 
-_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module; by name, so that nothing is imported for it
@@ -44,6 +44,15 @@ def _wrapped_attribute(module: nn.Module) -> str | None:
     if not type(module).__module__.startswith("torch."):
         return None
     return _WRAPPED_ATTRIBUTES.get(type(module).__name__)
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether the module inside bears the name of this one: ``DistributedDataParallel``, ``torch.compile``'s and the like."""
+    return _wrapped_attribute(module) is not None
+
+
+def is_exported(value: object) -> bool:
+    return type(value).__name__ == "ExportedProgram" and type(value).__module__.startswith("torch.export")
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
@@ -69,7 +78,12 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
 
 
 def _type_names(module: nn.Module) -> tuple[str, ...]:
-    return tuple(cls.__name__ for cls in type(module).__mro__ if cls is not object)
+    # a lazy module goes by the class that its first call makes of it
+    becomes = getattr(module, "cls_to_become", None) if isinstance(module, LazyModuleMixin) else None
+    classes = [*(becomes.__mro__ if becomes is not None else ()), *type(module).__mro__]
+    if len(classes) > 2 and classes[1].__name__ == "FSDPModule":  # made by fully_shard, of the class that comes next
+        classes.insert(0, classes[2])
+    return tuple(dict.fromkeys(cls.__name__ for cls in classes if cls is not object))
 
 
 def list_modules(model: nn.Module) -> list[Entry]:
@@ -124,37 +138,51 @@ def check(model: nn.Module) -> None:
             )
 
 
-def is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def blind_spots(model: nn.Module) -> dict[str, str]:
     """Path -> reason, for modules that run without being called."""
     reasons: dict[str, str] = {}
     for path, _, module, _ in _walk(model):
+        prefix = f"{path}." if path else ""
         if isinstance(module, nn.MultiheadAttention):
-            reasons[f"{path}.out_proj" if path else "out_proj"] = "weights used without calling the module"
+            reasons[f"{prefix}out_proj"] = "weights used without calling the module"
         elif isinstance(module, torch.fx.GraphModule):
-            called = {node.target for node in module.graph.nodes if node.op == "call_module"}
-            prefix = f"{path}." if path else ""
-            for name, _ in module.named_modules():
-                if name and name not in called and not any(other.startswith(f"{name}.") for other in called):
-                    reasons[prefix + name] = "inlined by fx: the graph does not call it"
+            reasons.update(_inlined(module, prefix))
+        elif "__overloads__" in vars(module):  # what torch.jit.script leaves on a module that it has read
+            reasons[path] = (
+                "never called: it was made into a script, which runs no hooks (scripted[0] gives this original)"
+            )
+        elif type(module).__name__ == "LinearPackedParams":
+            reasons[path] = "weights used without calling the module: it holds those of a quantised one"
     return reasons
 
 
-def has_optimizer(model: nn.Module) -> bool:
-    """Look for a live optimizer that holds a parameter of ``model``; takes some 20 ms, so ask once."""
-    parameters = {id(parameter) for parameter in model.parameters()}
-    if not parameters:
-        return False
-    for candidate in gc.get_objects():
-        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
-        if issubclass(type(candidate), torch.optim.Optimizer):
-            for group in getattr(candidate, "param_groups", ()):
-                if any(id(parameter) in parameters for parameter in group["params"]):
-                    return True
-    return False
+def _inlined(module: torch.fx.GraphModule, prefix: str) -> dict[str, str]:
+    """Which modules a graph was traced through, so that it does not call them."""
+    called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
+    above = {ancestor for name in called for ancestor in _ancestors(name)}
+    reasons: dict[str, str] = {}
+    for name, _ in module.named_modules():
+        if not name or name in called or not called.isdisjoint(_ancestors(name)):
+            continue
+        reasons[prefix + name] = (
+            "inlined by fx: the graph calls modules inside it, not itself"
+            if name in above
+            else "inlined by fx: the graph does not call it"
+        )
+    return reasons
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def fused(model: nn.Module) -> set[str]:
+    """Paths of the modules on which a hook keeps torch from the fused transformer path."""
+    paths = [(path, module) for path, _, module, _ in _walk(model)]
+    layers = {path for path, module in paths if isinstance(module, nn.TransformerEncoderLayer)}
+    return {path for path, _ in paths if path in layers or "" in layers or not layers.isdisjoint(_ancestors(path))}
 
 
 def running_modules() -> list[nn.Module]:
@@ -168,16 +196,15 @@ def running_modules() -> list[nn.Module]:
     return found
 
 
-def in_checkpoint() -> bool:
-    """Look for activation checkpointing around the present forward: by its saved-tensor hook, or by its frame."""
-    if torch.is_grad_enabled():
-        top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
-        hooks = top(False) if top is not None else None
-        return hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
-    frame = sys._getframe(1)
-    while frame is not None:
-        # with reentry the first pass runs without gradients inside an autograd function, which leaves no other trace
-        if frame.f_code.co_name == "forward" and frame.f_code.co_filename.endswith("checkpoint.py"):
-            return True
-        frame = frame.f_back
+def has_optimizer(model: nn.Module) -> bool:
+    """Look for a live optimizer that holds a parameter of ``model``; takes some 20 ms, so ask once."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    if not parameters:
+        return False
+    for candidate in gc.get_objects():
+        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
+        if issubclass(type(candidate), torch.optim.Optimizer):
+            for group in getattr(candidate, "param_groups", ()):
+                if any(id(parameter) in parameters for parameter in group["params"]):
+                    return True
     return False

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "Tap", "tap_tensor"]
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 
 class _Port:
@@ -24,8 +26,10 @@ class _Port:
         self.handle: Any = None
         self.ref = weakref.ref(self)
 
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         replaced = None
+        if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
+            return None
         for tap in reversed(self.taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
@@ -43,7 +47,7 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
@@ -51,11 +55,14 @@ class Tap:
         self.module = None if module is None else id(module)
         self.owner = owner
         self.live = True
+        self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
     def remove(self) -> None:
         if not self.live:
             return
         self.live = False
+        if self.behind is not None:
+            self.behind.remove()
         port = self.port()
         if port is None:
             return
@@ -65,12 +72,42 @@ class Tap:
             port.handle.remove()
 
 
+def differentiated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose gradient is tracked: under ``vmap`` alone that is the one behind the batched tensor."""
+    while not tensor.requires_grad and _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
-    """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it)."""
+    """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
+
+    A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
+    of the tensor behind it. Where a ``module`` is given, that is seen to.
+    """
+    tensor = differentiated(tensor)
     if not tensor.requires_grad:
         if torch.is_inference_mode_enabled():
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
+    if module is None or not tensor._is_view() or not _has_plain_base(tensor):
+        return _insert(tensor, fn, module, owner)
+    behind = _Behind(tensor, fn)
+    base = tensor._base
+    assert base is not None
+    tap = _insert(tensor, behind.came, module, owner)
+    tap.behind = _insert(base, behind.came_to_base, module, owner)
+    return tap
+
+
+def _has_plain_base(tensor: torch.Tensor) -> bool:
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    base = tensor._base
+    return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
+
+
+def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: _Port | None = None
     if hooks:
@@ -88,12 +125,48 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
         while place and taps[place - 1].module == tap.module and taps[place - 1].owner is not owner:
             place -= 1
-    elif owner is None:
-        # Hooks that people put on a tensor itself run in the order in which they were put on.
-        while place and taps[place - 1].module is None and taps[place - 1].owner is None:
+    else:
+        # Hooks on a tensor itself, or on an alias, run in the order in which they were put on.
+        while place and taps[place - 1].module is None:
             place -= 1
     taps.insert(place, tap)
     return tap
+
+
+class _Behind:
+    """The gradient of a view, from the view itself or, once that has been changed in place, from the tensor behind it."""
+
+    __slots__ = ("_fn", "_offset", "_pass", "_probe", "_shape", "_strides", "_version", "_whole")
+
+    def __init__(self, view: torch.Tensor, fn: Callable[[Any], Any]) -> None:
+        base = view._base
+        assert base is not None
+        self._fn = fn
+        self._shape, self._strides = view.shape, view.stride()
+        self._offset = view.storage_offset() - base.storage_offset()
+        self._whole = base.stride()
+        # Shares the count of in-place changes with the view, and holds none of its memory.
+        self._probe = view.detach()
+        self._probe.data = view.new_empty(0)
+        self._version = self._probe._version
+        self._pass = -1
+
+    def came(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        self._pass = torch._C._current_graph_task_id()
+        return self._fn(gradient)
+
+    def came_to_base(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        if self._pass == torch._C._current_graph_task_id() or self._probe._version == self._version:
+            return None
+        whole = gradient
+        if whole.stride() != self._whole:
+            whole = torch.empty_strided(whole.shape, self._whole, dtype=whole.dtype, device=whole.device).copy_(whole)
+        new = self._fn(whole.as_strided(self._shape, self._strides, self._offset))
+        if new is None:
+            return None
+        whole = whole.clone(memory_format=torch.preserve_format)
+        whole.as_strided(self._shape, self._strides, self._offset).copy_(new)
+        return whole
 
 
 class PostAccumulateTap:
@@ -114,3 +187,46 @@ class PostAccumulateTap:
     def remove(self) -> None:
         self.live = False
         self._handle.remove()
+
+
+class ShardTap:
+    """A callback on the gradient that one backward pass brings to a sharded parameter, which may replace it.
+
+    Hooks on sharded parameters never fire, those after accumulation do; they see the running sum, from which what was
+    there before is taken off. So the last sum is kept: as much memory as this rank's shard of the gradient.
+    """
+
+    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
+        self.live = True
+        self._fn = fn
+        self._sum: Any = None  # parameter.grad as it was left, and a copy of its values then
+        self._values: Any = None
+        self._versions = (-1, -1)
+
+        def after_accumulation(leaf: torch.Tensor) -> None:
+            if self.live and leaf.grad is not None:
+                with torch.no_grad():
+                    self._arrived(leaf)
+
+        after_accumulation.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        self._handle = parameter.register_post_accumulate_grad_hook(after_accumulation)
+
+    def _arrived(self, leaf: Any) -> None:
+        total = leaf.grad
+        # Accumulation changes the shard, and only it; what zeroes the gradient counts on the distributed tensor, too.
+        whole, shard = self._versions
+        added = self._sum is total and _versions(total) == (whole, shard + 1)
+        before = self._values if added else None
+        new = self._fn(total if before is None else total - before)
+        if new is not None:
+            leaf.grad = total = new if before is None else before + new
+        self._sum, self._values, self._versions = total, total.clone(), _versions(total)
+
+    def remove(self) -> None:
+        self.live = False
+        self._sum = self._values = None
+        self._handle.remove()
+
+
+def _versions(gradient: Any) -> tuple[int, int]:
+    return gradient._version, gradient.to_local()._version

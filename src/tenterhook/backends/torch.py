@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, cast
 
 import ml_dtypes
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tenterhook.backends import After, Before, Detachable, Failed, ParameterEntry, Summary
+from tenterhook.backends import (
+    After,
+    Before,
+    Detachable,
+    Failed,
+    InstalledHook,
+    OpListener,
+    ParameterEntry,
+    Region,
+    Summary,
+)
+from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
-from tenterhook.backends._torch_taps import PostAccumulateTap, Tap, tap_tensor
+from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
+from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_installed import list_hooks
+from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -29,6 +45,9 @@ from tenterhook.stats import DTYPE_CODES, RowBuffer
 __all__ = ["BACKEND", "TorchBackend"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_outside_transforms: Any = (
+    torch._C._DisableFuncTorch
+)  # else a transform that runs wraps the results of our own operations
 _current_graph_task = torch._C._current_graph_task_id
 
 _DTYPE_NAMES = {
@@ -62,8 +81,7 @@ class _BeforeHook(_Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
             return None
-        if _to_remove:
-            _remove_late()
+        remove_late()
         return self.before(module, args, kwargs)
 
 
@@ -84,62 +102,20 @@ class _AfterHook(_Hook):
         # torch runs these hooks also when the call raised, from the handler in the frame that calls us
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
             if self.failed is not None:
-                with _iterated(module._forward_hooks):
+                with iterated(module._forward_hooks):
                     self.failed(module, args, kwargs, error)
             return None
         return None if self.after is None else self.after(module, args, kwargs, output)
 
 
-_being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
-_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+class _LoadHook(_Hook):
+    __slots__ = ("fn",)
 
+    def __init__(self, fn: Callable[[Any, Any], None]) -> None:
+        self.fn = fn
 
-@contextlib.contextmanager
-def _iterated(table: Any) -> Iterator[None]:
-    """After a call has raised torch walks through the table itself: a removal in there would hide the user's error."""
-    _remove_late(table)
-    _being_iterated.append(table)
-    try:
-        yield
-    finally:
-        del _being_iterated[next(i for i, one in enumerate(_being_iterated) if one is table)]  # equal is not the same
-
-
-def _remove_late(but: Any = None) -> None:
-    for handle in _to_remove[:]:
-        table = handle.hooks_dict_ref()
-        if table is not but and not any(table is one for one in _being_iterated):
-            _to_remove.remove(handle)
-            handle.remove()
-
-
-class _Attachment:
-    """Our hooks on one module."""
-
-    __slots__ = ("_handles",)
-
-    def __init__(self, handles: list[Any]) -> None:
-        self._handles = handles
-
-    @property
-    def live(self) -> bool:
-        return bool(self._handles) and all(_is_live(handle) for handle in self._handles)
-
-    def remove(self) -> None:
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            table = handle.hooks_dict_ref()
-            if any(table is one for one in _being_iterated):
-                _to_remove.append(handle)
-            else:
-                handle.remove()
-        if _to_remove:
-            _remove_late()
-
-
-def _is_live(handle: Any) -> bool:
-    table = handle.hooks_dict_ref()
-    return table is not None and handle.id in table
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        self.fn(module, incompatible_keys)
 
 
 class _AnyCall:
@@ -152,9 +128,28 @@ class _AnyCall:
         self._fn = fn
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._wanted(module):
+        # of a wrapper the module inside bears the name, and is called next
+        if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
             self._fn(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+
+class _Unwarned:
+    """Keeps torch from warning, at each call of a compiled module, that there is a global hook: that is ours."""
+
+    id = 0
+    extra_dict_ref = ()  # as of a handle of torch
+
+    def __init__(self) -> None:
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
+
+    def hooks_dict_ref(self) -> dict[int, object]:
+        return {self.id: self}
+
+    def remove(self) -> None:
+        with contextlib.suppress(ValueError):  # the user has set the filters anew
+            cast("list[Any]", warnings.filters).remove(self._filter)
 
 
 class TorchBackend:
@@ -163,14 +158,20 @@ class TorchBackend:
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
-        return isinstance(value, (nn.Module, torch.jit.ScriptFunction))
+        return isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or models.is_exported(value)
 
     def check(self, model: Any) -> None:
         if isinstance(model, torch.jit.ScriptFunction):
             raise UnsupportedError(
                 "a script function runs no Python hooks\n  hook the module that it was made from, before torch.jit.script"
+            )
+        if models.is_exported(model):
+            raise UnsupportedError(
+                "an exported program is no module and runs no hooks\n"
+                "  hook what exported.module() gives (its graph calls few modules), or the model before torch.export"
             )
         models.check(model)
 
@@ -182,6 +183,9 @@ class TorchBackend:
 
     def blind_spots(self, model: nn.Module) -> dict[str, str]:
         return models.blind_spots(model)
+
+    def fused(self, model: nn.Module) -> Collection[str]:
+        return models.fused(model)
 
     def forward_function(self, module: nn.Module) -> Callable[..., Any]:
         return module.forward
@@ -213,7 +217,7 @@ class TorchBackend:
             for handle in handles:
                 handle.remove()
             raise
-        return _Attachment(handles)
+        return Attachment(handles)
 
     def running_modules(self) -> list[Any]:
         return models.running_modules()
@@ -221,39 +225,36 @@ class TorchBackend:
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
-        return _Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn))])
+        return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
 
-    def on_optimizer_step(self, fn: Callable[[Any], None]) -> Detachable:
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        def around_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             fn(optimizer)
 
-        return _Attachment([register_optimizer_step_post_hook(after_step)])
+        register = register_optimizer_step_pre_hook if before else register_optimizer_step_post_hook
+        return Attachment([register(around_step)])
+
+    def on_load(self, module: nn.Module, fn: Callable[[Any, Any], None]) -> Detachable:
+        return Attachment([module.register_load_state_dict_post_hook(_LoadHook(fn))])
+
+    def installed_hooks(self, model: nn.Module) -> list[InstalledHook]:
+        return list_hooks(model)
+
+    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+        return OpMode(listener)
+
+    def owns_forward(self, module: nn.Module) -> bool:
+        return is_builtin_forward(module)
 
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
 
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Module | None) -> Iterator[Sequence[str]]:
-        """Leave the fused transformer path and compiled code for as long as the session lasts."""
-        told: list[str] = []
-        with contextlib.ExitStack() as stack:
-            kinds = () if model is None else tuple(model.modules())
-            if any(
-                isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention))
-                for module in kinds
-            ):
-                enabled = torch.backends.mha.get_fastpath_enabled()
-                if enabled:
-                    torch.backends.mha.set_fastpath_enabled(False)
-                    stack.callback(torch.backends.mha.set_fastpath_enabled, enabled)
-                    told.append("fused transformer path off: results may differ in the last bits from the fused ones")
-            if any(models.is_compiled(module) for module in kinds):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                told.append("compiled modules run eager: compiled code does not call hooks")
-            del model, kinds  # a suspended frame would keep the model alive
+        with closed_fast_paths(model) as told:
+            del model  # a suspended frame would keep it alive
             yield told
-        if _to_remove:
-            _remove_late()
+        remove_late()
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def tap(
@@ -266,12 +267,17 @@ class TorchBackend:
     ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
-        if accumulated or _is_dtensor(parameter):  # hooks on sharded parameters never fire, those after accumulation do
+        if accumulated:
             return PostAccumulateTap(parameter, fn)
+        if _is_dtensor(parameter):
+            return ShardTap(parameter, fn)
         return tap_tensor(parameter, fn, None, None)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view_as(tensor)
+        alias = tensor.view_as(tensor)
+        if vars(tensor):
+            vars(alias).update(vars(tensor))  # what somebody has pinned to the input is looked for by the module
+        return alias
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
@@ -280,13 +286,22 @@ class TorchBackend:
         return tensor.is_leaf
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad
+        return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
     def tracks_gradients(self) -> bool:
         return torch.is_grad_enabled()
 
-    def in_checkpoint(self) -> bool:
-        return models.in_checkpoint()
+    def regions(self) -> Sequence[Region]:
+        return checkpoint.regions()
+
+    def is_recomputing(self) -> bool:
+        return _current_graph_task() != -1 and checkpoint.is_recomputing()
+
+    def was_changed_by(self, key: object) -> bool:
+        return _current_graph_task() == -1 or checkpoint.was_changed_by(key)
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        return checkpoint.is_early_stop(error)
 
     def in_backward(self) -> bool:
         return _current_graph_task() != -1
@@ -318,10 +333,10 @@ class TorchBackend:
 
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
-        if _functorch.is_functorch_wrapped_tensor(tensor):
-            if _functorch.is_batchedtensor(tensor):
+        while _functorch.is_functorch_wrapped_tensor(tensor):
+            if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
-            tensor = _unwrapped(tensor)
+            tensor = _functorch.get_unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor, note = tensor.to_local(), "statistics of this rank's shard"  # type: ignore[attr-defined]
         reason = _why_no_values(tensor)
@@ -330,7 +345,7 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with torch.no_grad():
+        with self.untracked(), _outside_transforms():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if not plain.is_cpu:
                 plain = plain.cpu()
@@ -341,7 +356,7 @@ class TorchBackend:
         tensor = _unwrapped(tensor)
         if _is_dtensor(tensor):
             tensor = tensor.to_local()  # type: ignore[attr-defined]
-        with torch.no_grad():
+        with self.untracked(), _outside_transforms():
             plain = tensor.detach()
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
@@ -360,11 +375,22 @@ class TorchBackend:
                 .view(getattr(ml_dtypes, name))
             )
 
+    def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return kept - other
+
+    def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        with torch.no_grad():
+            whole = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+            return whole / scale
+
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 
-    def untracked(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
+    @contextlib.contextmanager
+    def untracked(self) -> Iterator[None]:
+        # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            yield
 
     def environment(self) -> dict[str, Any]:
         return {
@@ -384,6 +410,14 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -159,7 +159,8 @@ def _check_script(name: str) -> None:
 
 def _check_file(path: Path) -> None:
     try:
-        head = path.open("rb").read(4)
+        with path.open("rb") as file:
+            head = file.read(4)
     except OSError as error:
         raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error
     if head[:4] == b"\x7fELF" or (b"\0" in head and path.suffix != ".pyc" and not _is_archive(path)):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tenterhook.cli import script
 from tenterhook.cli.console import stderr_console
-from tenterhook.reporters.summary import print_header, print_summary, print_trouble, why_empty
+from tenterhook.reporters.summary import print_header, print_note, print_summary, print_trouble, why_empty
 from tenterhook.script_recorder import ScriptRecorder
 
 __all__ = ["Terminated", "run"]
@@ -46,6 +46,11 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
     close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid())
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
+        for entry in script.shadowed(target):
+            print_note(
+                close.console,
+                f"{entry} is beside the script, but another module of that name is loaded: the script gets that one",
+            )
     session.start()
     with _closed_by_signals(close):
         error = script.run(target)

@@ -9,7 +9,7 @@ that walks its whole call stack (``inspect.stack()``) meets three frames of ours
 """
 
 # Paths are put together as the interpreter does it, letter for letter; pathlib would tidy them.
-# ruff: noqa: PTH100, PTH109, PTH112, PTH118, PTH120
+# ruff: noqa: PTH100, PTH109, PTH112, PTH113, PTH118, PTH120, PTH122, PTH208
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["Target", "failed", "leave", "run", "show_error", "wait_for_threads"]
+__all__ = ["Target", "failed", "leave", "run", "shadowed", "show_error", "wait_for_threads"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,49 @@ def show_error(error: BaseException | None) -> None:
         traceback.print_exception(type(fault), _without_our_frames(fault), fault.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def shadowed(target: Target) -> list[str]:
+    """List the files beside a script that it would import in place of modules that are loaded already.
+
+    Under plain Python the script's own folder comes first. Here some modules were imported before it: if the script has a
+    ``random.py`` or a ``click.py`` beside it, it gets the other one.
+    """
+    folder = os.getcwd() if target.module else os.path.dirname(os.path.realpath(_absolute(target.name)))
+    if not target.module and os.path.isdir(_absolute(target.name)):
+        folder = _absolute(target.name)
+    found: list[str] = []
+    for entry in sorted(os.listdir(folder)):
+        name, extension = os.path.splitext(entry)
+        package = not extension and os.path.isfile(os.path.join(folder, entry, "__init__.py"))
+        loaded = sys.modules.get(name) if package or extension == ".py" else None
+        origin = getattr(loaded, "__file__", None)
+        if (
+            name in _AT_START
+            or origin is None
+            or os.path.realpath(origin).startswith(os.path.realpath(folder) + os.sep)
+        ):
+            continue
+        found.append(entry)
+    return found
+
+
+_AT_START = frozenset(
+    {
+        "__main__",
+        "_collections_abc",
+        "abc",
+        "codecs",
+        "encodings",
+        "genericpath",
+        "io",
+        "os",
+        "posixpath",
+        "site",
+        "stat",
+    }
+)
+"""What the interpreter itself imports before any script."""
 
 
 def wait_for_threads() -> None:

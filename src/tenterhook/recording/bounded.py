@@ -30,6 +30,11 @@ class BoundedQueue(Generic[T]):
         self._closed = False
         self._changed = Condition()
 
+    @property
+    def held(self) -> int:
+        """Size of all items that are not released yet."""
+        return self._held
+
     def put(self, item: T, size: int) -> bool:
         """Add an item, waiting for room. Gives False when the queue was shut in the meantime."""
         with self._changed:

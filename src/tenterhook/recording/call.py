@@ -52,6 +52,7 @@ class Call:
         start_ns: nanoseconds since the start of the recording.
         duration_ns: nanoseconds it took, None while unknown.
         error: the exception that it raised, as text.
+        source: of a functional call, the line of the user's code, `file.py:12`; else None.
     """
 
     seq: int
@@ -70,6 +71,7 @@ class Call:
     start_ns: int | None
     duration_ns: int | None
     error: str | None
+    source: str | None
     lookup: Lookup = field(compare=False)
 
     @property
@@ -162,6 +164,7 @@ def call_from_row(row: dict[str, Any], lookup: Lookup) -> Call:
         start_ns=row["start_ns"],
         duration_ns=row["duration_ns"],
         error=row["error"],
+        source=row["source"],
         lookup=lookup,
     )
 

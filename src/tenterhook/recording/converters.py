@@ -6,6 +6,7 @@ is asked for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -78,9 +79,9 @@ def to_numpy(tensor: Any) -> np.ndarray:
     """
     if isinstance(tensor, np.ndarray | np.generic):
         return np.asarray(tensor)
-    for bridge in list(_converters.values()):
-        # A framework that has not been imported cannot have made this tensor, hence names are left unresolved.
-        if isinstance(bridge, Converter) and bridge.owns(tensor):
+    for framework in list(_converters):
+        # A framework that nobody imported cannot have made this tensor.
+        if framework in sys.modules and (bridge := converter(framework)).owns(tensor):
             return bridge.to_numpy(tensor)
     if hasattr(tensor, "__array__"):
         return np.asarray(tensor)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
-from tenterhook.recording.files import RankFiles, plain_file, rank_files, reading
+from tenterhook.recording.files import RankFiles, first_line, plain_file, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, read_schema, with_rank
 from tenterhook.recording.target import RANK_FOLDER
@@ -22,15 +22,16 @@ from tenterhook.recording.tensors import TensorStore
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["DiskSource"]
+__all__ = ["DiskSource", "read_part"]
 
 _MAX_MANIFEST = 16 << 20
+_TRIES = 20  # times to look again when a stream became Parquet under our eyes
 
 
 class DiskSource:
     """The rows and tensors in a directory (see `source.Source`)."""
 
-    def __init__(self, path: Path, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, path: Path, ranks: Sequence[int] | None = None, *, check: bool = True) -> None:
         if not path.exists():
             raise RecordingError(f"there is no recording at {path}: no such directory")
         if not path.is_dir():
@@ -45,7 +46,19 @@ class DiskSource:
             self._folders = {rank: self._folders[rank] for rank in sorted(set(ranks))}
         self._manifest = _merge(self._manifests, len(self._folders) if ranks is None else None)
         self._version = 0
+        self._notes: dict[str, str] = {}
+        self._check = check
         self._look()
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read of the files that were read so far, as sentences."""
+        return list(self._notes.values())
+
+    @property
+    def files(self) -> list[RankFiles]:
+        """The files of each rank that is read."""
+        return self._files
 
     @property
     def manifest(self) -> Manifest:
@@ -75,7 +88,7 @@ class DiskSource:
         """
         if name not in TABLES:
             raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
-        for _ in range(3):
+        for _ in range(_TRIES):
             try:
                 if name == "modules":
                     return filtered(self._modules(), columns, filters)
@@ -102,23 +115,33 @@ class DiskSource:
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with views over the Parquet files and what is still in streams; it can read nothing else."""
+        loose = self._all_streams()
         connection = query.new_connection()
         allowed: list[Path] = []
-        for name in ("calls", "values"):
+        for name, rows in loose.items():
             paths = [plain_file(path).absolute() for files in self._files for path in files.parquet[name]]
-            loose = _joined([_streams(files, name) for files in self._files], name, None)
-            query.make_view(connection, name, paths, loose)
+            query.make_view(connection, name, paths, rows)
             allowed += paths
         connection.register("modules", self.table("modules"))
         query.lock(connection, allowed)
         return connection
 
+    def _all_streams(self) -> dict[str, pa.Table]:
+        for _ in range(_TRIES):
+            try:
+                return {
+                    name: _joined([_streams(files, name, self._notes) for files in self._files], name, None)
+                    for name in ("calls", "values")
+                }
+            except FileNotFoundError:
+                self._look()
+        raise RecordingError(f"{self._path} changes faster than it can be read; try again")
+
     def _look(self) -> None:
         self._files = [rank_files(folder, rank) for rank, folder in sorted(self._folders.items())]
-        for files in self._files:
-            for paths in files.parquet.values():
-                for path in paths:
-                    _check_ends(path)
+        if self._check:
+            for path in (path for files in self._files for paths in files.parquet.values() for path in paths):
+                _check_ends(path)
         self._stores = {
             files.rank: TensorStore(files.folder, files.shards, finished=self._manifest.complete)
             for files in self._files
@@ -129,7 +152,7 @@ class DiskSource:
         inner = None if columns is None else [column for column in columns if column != "rank"]
         parts = [_parquet(path, name, inner, filters) for path in files.parquet[name]]
         if files.streams[name]:
-            loose = pa.concat_tables([_stream(path, name) for path in files.streams[name]])
+            loose = pa.concat_tables([_stream(path, name, self._notes) for path in files.streams[name]])
             parts.append(filtered(loose, inner, filters))
         if not parts:
             parts = [filtered(WRITTEN[name].empty_table(), inner, None)]
@@ -188,6 +211,18 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
     return first
 
 
+def read_part(path: Path, name: str) -> pa.Table:
+    """Read one file of a table: Parquet, or what is whole of a stream.
+
+    Raises:
+        RecordingError: it is damaged.
+    """
+    if path.suffix == ".arrows":
+        return _stream(path, name)
+    _check_ends(path)
+    return _parquet(path, name, None, None)
+
+
 def _check_ends(path: Path) -> None:
     # Parquet keeps its table of contents at the end: a truncated file is known by it without being read.
     with reading(path), plain_file(path).open("rb") as file:
@@ -203,39 +238,55 @@ def _parquet(path: Path, name: str, columns: list[str] | None, filters: Filters 
     schema = WRITTEN[name]
     with reading(path):
         source = ds.dataset(str(path), schema=schema, format="parquet")
+        present = set(next(iter(source.get_fragments())).physical_schema.names)
+        if missing := [column for column in schema.names if column not in present]:
+            raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
         needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
         condition = None
         for column, wanted in (filters or {}).items():
             test = ds.field(column).is_null() if wanted is None else ds.field(column) == wanted
             condition = test if condition is None else condition & test
         table = source.to_table(columns=needed, filter=condition)
+        for column in table.column_names:
+            if not schema.field(column).nullable and table[column].null_count:
+                raise RecordingError(f"{path} is damaged: its column {column} has rows without a value")
         return table if columns is None else table.select(columns)
 
 
-def _stream(path: Path, name: str) -> pa.Table:
-    """Read the complete batches of a stream; what follows them was cut off, or is being written."""
+def _stream(path: Path, name: str, notes: dict[str, str] | None = None) -> pa.Table:
+    """Read the complete batches of a stream; what follows them was cut off, or is being written, and is noted."""
     schema = WRITTEN[name]
     batches: list[pa.RecordBatch] = []
-    with reading(path):
-        if plain_file(path).stat().st_size == 0:
-            return schema.empty_table()
+    size = plain_file(path).stat().st_size
+    good = 0
+    if size:
         # Mapped, so that a declared size is compared with the file and never allocated.
-        with pa.memory_map(str(path)) as file:
+        with reading(path), pa.memory_map(str(path)) as file:
             try:
                 reader = pa.ipc.open_stream(file)
                 if reader.schema.names != schema.names:
                     raise RecordingError(f"{path} is damaged: its columns are not those of {name}")
-                for batch in reader:
+                while True:
+                    good = file.tell()
+                    batch = reader.read_next_batch()
                     batch.validate(full=True)
                     batches.append(batch)
-            except (pa.ArrowException, OSError, StopIteration):
-                pass  # the end of what can be read
-    table = pa.Table.from_batches(batches, batches[0].schema) if batches else schema.empty_table()
-    return table.unify_dictionaries().cast(schema)
+            except StopIteration:
+                good = size
+            except (pa.ArrowException, OSError) as error:
+                _note(notes, path, f"its last {size - good} of {size} bytes hold no whole batch ({first_line(error)})")
+    with reading(path):
+        table = pa.Table.from_batches(batches, batches[0].schema) if batches else schema.empty_table()
+        return table.unify_dictionaries().cast(schema)
 
 
-def _streams(files: RankFiles, name: str) -> pa.Table:
-    tables = [_stream(path, name) for path in files.streams[name]]
+def _note(notes: dict[str, str] | None, path: Path, words: str) -> None:
+    if notes is not None:
+        notes[str(path)] = f"{path.name}: {words}"
+
+
+def _streams(files: RankFiles, name: str, notes: dict[str, str]) -> pa.Table:
+    tables = [_stream(path, name, notes) for path in files.streams[name]]
     return with_rank(pa.concat_tables(tables) if tables else WRITTEN[name].empty_table(), files.rank)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tenterhook.errors import RecordingError
 
-__all__ = ["RankFiles", "plain_file", "rank_files", "reading"]
+__all__ = ["RankFiles", "first_line", "plain_file", "rank_files", "reading"]
 
 _PART = re.compile(r"(calls|values)-(\d{5,9})\.(arrows|parquet)")
 _SHARD = re.compile(r"tensors-(\d{5,9})\.safetensors(\.part)?")
@@ -89,5 +89,9 @@ def reading(path: Path) -> Iterator[None]:
         MemoryError,
         KeyError,
     ) as error:
-        words = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise RecordingError(f"{path} is damaged or not a recording's: {words}") from error
+        raise RecordingError(f"{path} is damaged or not a recording's: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Give the first line of an error's message, or its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -93,6 +93,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         ended: end of the recording, None while it runs.
         steps: number of steps recorded.
         cost: what it cost.
+        told: what was changed for the recording's time so that hooks see everything, as sentences.
         note: the user's own words.
     """
 
@@ -119,6 +120,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     ended: str | None = None
     steps: int = 0
     cost: Cost = msgspec.field(default_factory=Cost)
+    told: list[str] = []
     note: str | None = None
 
     def to_json(self) -> bytes:

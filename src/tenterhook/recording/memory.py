@@ -56,16 +56,18 @@ class MemorySink:
         """Keep rows of the schema `VALUES`."""
         self._append("values", batch)
 
-    def write_tensor(self, key: str, tensor: Any) -> None:
-        """Keep a tensor, of whatever framework, as it is."""
+    def write_tensor(self, key: str, tensor: Any) -> bool:
+        """Keep a tensor, of whatever framework, as it is; True, since memory has no budget."""
         with self._lock:
             self._tensors[key] = tensor
+        return True
 
     def write_modules(self, modules: pa.Table) -> None:
         """Keep the modules before the end, so that a live recording can name models; `close` replaces them."""
         with self._lock:
-            self._modules = modules
-            self._version += 1
+            if self._modules is None or not self._modules.equals(modules):
+                self._modules = modules
+                self._version += 1
 
     def flush(self) -> None:
         """Do nothing: what was handed over is here."""
@@ -100,6 +102,11 @@ class MemorySink:
     def ranks(self) -> list[int]:
         """The one process that this is."""
         return [self._rank]
+
+    @property
+    def notes(self) -> list[str]:
+        """None: what is in memory can be read."""
+        return []
 
     @property
     def version(self) -> int:

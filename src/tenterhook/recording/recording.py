@@ -6,7 +6,8 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.source import TABLES, Source, filtered
 from tenterhook.recording.value import TensorSequence, Value, value_from_row
 from tenterhook.recording.writer import DiskSink
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["Recording"]
 
@@ -38,6 +42,8 @@ class Recording:
         self._source = source
         self._version = -1
         self._cache: dict[tuple[Any, ...], Any] = {}
+        self._connection: DuckDBPyConnection | None = None
+        self._lock = Lock()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
@@ -60,6 +66,11 @@ class Recording:
         return self._source.path
 
     @property
+    def notes(self) -> list[str]:
+        """What could not be read of the files that were read so far: the ends of streams that a kill cut off."""
+        return self._source.notes
+
+    @property
     def ranks(self) -> list[int]:
         """The processes that wrote it."""
         return self._source.ranks
@@ -80,11 +91,17 @@ class Recording:
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
-        connection = self._source.connect()
-        try:
-            return query.run(connection, sql)
-        finally:
-            connection.close()
+        with self._lock:
+            connection = self._connection or self._source.connect()
+            if self._source.path is not None and self.manifest.complete:
+                self._connection = (
+                    connection  # nothing will change any more, so the next question need not wait for one
+                )
+            try:
+                return query.run(connection, sql)
+            finally:
+                if connection is not self._connection:
+                    connection.close()
 
     def order(self) -> list[Call]:
         """Give all calls in execution order, forward and backward; ranks one after the other."""
@@ -180,7 +197,8 @@ class Recording:
         state += f", partial: {manifest.partial}" if manifest.partial else ""
         ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
         models = ", ".join(self.models[:3]) or "no model"
-        return f"Recording of {models} ({where}): {len(self.steps)} steps{ranks}{state}"
+        steps = manifest.steps if manifest.complete and manifest.steps else len(self.steps)
+        return f"Recording of {models} ({where}): {steps} steps{ranks}{state}"
 
     # what calls and modules ask (see call.Lookup)
 
@@ -237,6 +255,9 @@ class Recording:
         return self._cache[key]
 
     def _find_steps(self) -> list[int]:
+        if self.path is not None:  # may be large: the files are read where they lie
+            sql = "SELECT step FROM calls UNION SELECT step FROM values ORDER BY step"
+            return self.query(sql)["step"].to_pylist()
         found: set[int] = set()
         for name in ("calls", "values"):
             found.update(self._source.table(name, ["step"])["step"].unique().to_pylist())
@@ -262,6 +283,9 @@ class Recording:
         return self._cached("seen", self._find_seen)
 
     def _find_seen(self) -> list[tuple[str, str]]:
+        if self.path is not None:
+            rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
+            return [(row["model"] or "", row["path"] or "") for row in rows]
         calls = self._source.table("calls", ["model", "path"])
         calls = calls.set_column(0, "model", calls["model"].cast(pa.string()))
         calls = calls.set_column(1, "path", calls["path"].cast(pa.string()))

@@ -24,7 +24,9 @@ CALLS: pa.Schema = pa.schema(
         pa.field("seq", pa.int64(), nullable=False),  # order of the call's first event, per rank
         pa.field("step", pa.int64(), nullable=False),
         pa.field("model", _WORD),  # name of the outermost module: "Net", "Net-2"
-        pa.field("path", _WORD),  # relative to the model; "" is the root
+        pa.field(
+            "path", _WORD
+        ),  # relative to the model; "" is the root; a functional call is "(root)/relu", of type "op"
         pa.field("type", _WORD),  # class name
         pa.field("call", pa.int32()),  # n-th call of this module in the step; backward rows bear their forward's number
         pa.field("phase", _WORD),
@@ -36,6 +38,7 @@ CALLS: pa.Schema = pa.schema(
         pa.field("start_ns", pa.int64()),  # monotonic, from the start of the recording
         pa.field("duration_ns", pa.int64()),  # null while unknown (the call raised, or the backward's end is not seen)
         pa.field("error", pa.string()),  # "ValueError: ..." of the call that raised
+        pa.field("source", _WORD),  # functional calls: "file.py:12" of the user's code; null for modules
     ]
 )
 

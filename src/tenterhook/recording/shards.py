@@ -131,9 +131,10 @@ class ShardWriter:
         return self._number + 1
 
     def _next(self, line: int) -> None:
-        if self._data is not None and self._position <= self._shard_bytes:
-            self._header_room = min(self._header_room * 4, _LAST_HEADER)  # many small tensors: give the next more room
+        many_small = self._data is not None and self._position <= self._shard_bytes
         self._finish()
+        if many_small:
+            self._header_room = min(self._header_room * 4, _LAST_HEADER)
         self._number += 1
         self._header_room = max(self._header_room, -(-line // 4096) * 4096)
         self._data = io.FileIO(self._folder / part_name("tensors", self._number, "safetensors.part"), "w")
@@ -170,7 +171,12 @@ class ShardWriter:
             }
         if odd:
             header["__metadata__"] = odd
-        return msgspec.json.encode(header).ljust(self._header_room)
+        written = msgspec.json.encode(header).ljust(self._header_room)
+        if len(written) != self._header_room:
+            raise ValueError(
+                f"the header of {self._number} takes {len(written)} bytes and {self._header_room} were kept"
+            )
+        return written
 
 
 def _write_all(file: io.FileIO, data: memoryview) -> None:

@@ -32,12 +32,15 @@ class Sink(Protocol):
         """Take rows of the schema `VALUES`."""
         ...
 
-    def write_tensor(self, key: str, tensor: Any) -> None:
+    def write_tensor(self, key: str, tensor: Any) -> bool:
         """Take a tensor, which belongs to the sink from now on (no copy is made).
 
         Args:
             key: what the column `tensor` of the value's row says.
             tensor: an ndarray, of ml_dtypes too; a sink in memory takes any object.
+
+        Returns:
+            Whether it will be stored.
         """
         ...
 

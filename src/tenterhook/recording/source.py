@@ -47,6 +47,11 @@ class Source(Protocol):
         ...
 
     @property
+    def notes(self) -> list[str]:
+        """What could not be read of what was read so far, as sentences."""
+        ...
+
+    @property
     def version(self) -> int:
         """Changes whenever rows have come in: what was read before is then out of date."""
         ...

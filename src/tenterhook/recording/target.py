@@ -12,6 +12,7 @@ NAME.thk/
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -60,11 +61,15 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
         TargetError: something is there, someone writes there, or it cannot be written.
     """
     folder = rank_folder(target, rank)
+    made: list[Path] = []
     try:
         if target.is_symlink() or target.exists():
             _make_room(target, manifest.world, rank, overwrite=overwrite)
-        target.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            target.mkdir(parents=True, exist_ok=True)
+            made.append(target)
         folder.mkdir()
+        made.append(folder)
         (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
         # Given back when the disk is full, so that there is room to say so.
         (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
@@ -72,8 +77,17 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
     except FileExistsError as error:
         raise TargetError(f"{target} is being written by another process; choose another directory") from error
     except OSError as error:
+        _take_back(made)
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
     return folder
+
+
+def _take_back(made: list[Path]) -> None:
+    # What could not be begun is not left behind; what cannot be removed either is in the error that follows anyway.
+    for folder in reversed(made):
+        with contextlib.suppress(OSError, TargetError):
+            (folder / MANIFEST_NAME).unlink(missing_ok=True)
+            _clear(folder)
 
 
 def write_manifest(target: Path, manifest: Manifest, rank: int) -> None:
@@ -121,7 +135,8 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
 def _is_recording(target: Path) -> bool:
     if (target / MANIFEST_NAME).is_file():
         return True
-    return any(RANK_FOLDER.fullmatch(entry.name) and (entry / CLAIM_NAME).is_file() for entry in target.iterdir())
+    # Other ranks of this run may have made their folders already, and nothing else yet.
+    return all(RANK_FOLDER.fullmatch(entry.name) for entry in target.iterdir())
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:

@@ -144,6 +144,8 @@ def _entry(key: str, described: _Described, odd: dict[str, str], start: int) -> 
     if key in odd:
         name, shape = odd[key], shape[:-1]
     begin, end = described.data_offsets
+    if begin < 0:
+        raise ValueError(f"tensor {key[:80]!r} begins {-begin} bytes before the data")
     return Entry(key, name, tuple(shape), start + begin, start + end)
 
 

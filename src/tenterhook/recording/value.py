@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tenterhook._slots import split_slot
-from tenterhook.address import Address, Kind
+from tenterhook.address import Address, Kind, split_op
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
@@ -128,7 +128,11 @@ class Value:
     @property
     def address(self) -> str:
         """`path:kind slot#call@step`."""
-        return str(Address(self.path or "", Kind(self.kind), self.slot, call=self.call, step=self.step))
+        path, op = split_op(self.path or "")
+        try:
+            return str(Address(path, Kind(self.kind), self.slot, op=op, call=self.call, step=self.step))
+        except ValueError:  # a damaged or newer recording; what stands there is the best that can be said
+            return f"{self.path or '(root)'}:{self.kind}{self.slot}#{self.call}@{self.step}"
 
     def __repr__(self) -> str:
         parts = [self.address, self.dtype or "?"]
@@ -232,6 +236,8 @@ def _token(step: str) -> str | int:
 
 
 def _given(value: Value) -> Any:
+    if value.dtype == "none":
+        return None  # a gradient that never came, which is not zero
     return value.tensor if value.stored else value
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tenterhook.recording import converters
 from tenterhook.recording.bounded import BoundedQueue
-from tenterhook.recording.files import rank_files
+from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
@@ -117,11 +117,11 @@ class DiskSink:
 
     def write_calls(self, batch: pa.RecordBatch) -> None:
         """Hand over rows of the schema `CALLS`."""
-        self._put(_Item("calls", batch.nbytes, batch))
+        self._put(_Item("calls", _batch_size(batch, 150), batch))
 
     def write_values(self, batch: pa.RecordBatch) -> None:
         """Hand over rows of the schema `VALUES`."""
-        self._put(_Item("values", batch.nbytes, batch))
+        self._put(_Item("values", _batch_size(batch, 470), batch))
 
     def write_tensor(self, key: str, tensor: Any) -> bool:
         """Hand over a tensor, which must not be changed from now on.
@@ -185,6 +185,11 @@ class DiskSink:
         return False
 
 
+def _batch_size(batch: pa.RecordBatch, row_bytes: int) -> int:
+    # A fair estimate: the exact size is looked up column by column, which takes longer than all else here.
+    return 2048 + len(batch) * row_bytes
+
+
 class _Worker:
     """The thread that writes, and what it writes with."""
 
@@ -234,7 +239,8 @@ class _Worker:
 
     def fail(self, error: BaseException) -> None:
         """Stop: keep what is on the disk, take nothing more, remember why."""
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None)
+        words = os.strerror(number) if number else f"{type(error).__name__}: {first_line(error)}"
         if self.failure is None:
             self.failure = f"writing stopped: {words}"
             _log.warning("%s: %s; the run goes on without being recorded", self._folder.parent, self.failure)
@@ -248,8 +254,11 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            while not (self._ending and self._step(0)):
-                self._step(max(0.0, self._due - time.monotonic()) if self._due < float("inf") else None)
+            ending = idle = False
+            while not (ending and idle):
+                ending = self._ending  # looked at before the queue, so that nothing put before it is left there
+                wait = None if self._due == float("inf") else max(0.0, self._due - time.monotonic())
+                idle = self._step(0 if ending else wait)
             self._write_rows()
         except Exception as error:  # broad: a fault of ours or of the disk ends the recording, never the run
             self.fail(error)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.rule import Rule
@@ -15,43 +15,22 @@ from rich.text import Text
 from tenterhook import __version__
 from tenterhook.reporters.numbers import plural, share, size, span
 
-__all__ = ["RunSummary", "covered", "facts", "print_header", "print_summary", "print_trouble", "why_empty"]
+if TYPE_CHECKING:
+    from tenterhook.script_recorder import RecordSummary
+
+__all__ = [
+    "covered",
+    "facts",
+    "print_header",
+    "print_note",
+    "print_summary",
+    "print_trouble",
+    "why_empty",
+]
 
 _SHOWN = 6
 _LABEL = 9
 """Width of the column of labels."""
-
-
-class RunSummary(Protocol):
-    """What is known when a recorded script has ended.
-
-    Attributes:
-        path: the recording's directory.
-        modules_selected: number of modules that the selection matched, over all models.
-        modules_fired: how many of them were called.
-        missing: (path, reason) of what was asked for and not seen.
-        calls: number of calls recorded, forward and backward.
-        values: number of tensors seen.
-        steps: number of steps recorded.
-        cost_fraction: share of the run's time that was spent in our hooks.
-        wall_seconds: time from start to close.
-        size_bytes: size of the recording on disk.
-        partial: why something that was asked for is not in it; None when all is.
-        nothing_called: whether no module was called at all.
-    """
-
-    path: Path
-    modules_selected: int
-    modules_fired: int
-    missing: Sequence[tuple[str, str]]
-    calls: int
-    values: int
-    steps: int
-    cost_fraction: float
-    wall_seconds: float
-    size_bytes: int
-    partial: str | None
-    nothing_called: bool
 
 
 def print_header(console: Console, to: Path, *, select: Sequence[str] | None, every: int, stats: str | None) -> None:
@@ -70,7 +49,12 @@ def print_header(console: Console, to: Path, *, select: Sequence[str] | None, ev
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RunSummary, to: Path) -> None:
+def print_note(console: Console, text: str) -> None:
+    """Print something to know before the script starts."""
+    console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
+
+
+def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
@@ -90,7 +74,8 @@ def print_summary(console: Console, summary: RunSummary, to: Path) -> None:
     if summary.partial:
         rows.append(("why", summary.partial))
     if summary.nothing_called:
-        rows.append(("why", "the script called no model while it was recorded"))
+        why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
+        rows.append(("why", why or "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
     rows.append(
@@ -104,7 +89,7 @@ def print_summary(console: Console, summary: RunSummary, to: Path) -> None:
     facts(console, verdict, state, style, rows)
 
 
-def why_empty(summary: RunSummary) -> str | None:
+def why_empty(summary: RecordSummary) -> str | None:
     """Say why nothing was recorded; None where something was."""
     if summary.nothing_called:
         return "no module was called"
@@ -113,11 +98,13 @@ def why_empty(summary: RunSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RunSummary, to: Path) -> None:
+def print_trouble(console: Console, summary: RecordSummary, to: Path) -> None:
     """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
     if empty:
         console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
+        if summary.missing:
+            console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
         console.print(Text(f"tenterhook: {to} is partial: {summary.partial}"), soft_wrap=True)
 
@@ -125,7 +112,7 @@ def print_trouble(console: Console, summary: RunSummary, to: Path) -> None:
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:
     """Write how much of a selection was seen, and why the rest was not."""
     if not selected:
-        return "; ".join(f"{name}: {reason}" for name, reason in missing) or "no module was selected"
+        return ", ".join(f"{name} ({reason})" for name, reason in missing) or "no module was selected"
     text = f"{fired:,} of {plural(selected, 'selected module')} fired"
     if missing:
         reasons: dict[str, list[str]] = {}

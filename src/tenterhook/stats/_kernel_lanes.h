@@ -1,7 +1,8 @@
 /* The inner loops, written once over vector macros; included for each instruction set (see _kernel_sets.h).
  *
  * LN(name) names a function for the set and TARGET lets the compiler use it. VF is a vector of W floats, VI of W int32
- * counters, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the latency of additions.
+ * counters, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the latency of additions,
+ * and HASHED blocks are hashed together, where the set multiplies 64-bit integers as vectors.
  */
 
 #define SEGMENT (16 * U * W) /* floats whose sums stay in float32: no lane adds more than 16 of them, then float64 takes over */
@@ -161,19 +162,25 @@ FINITE(finite_f32, float, FLT_MAX, __builtin_fabsf)
 FINITE(finite_f64, double, DBL_MAX, __builtin_fabs)
 #undef FINITE
 
-/* Add whole blocks of 64 finite values to the sketch; `ahead` is memory to bring nearer meanwhile, `lines` cache lines a block. */
-static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out, const char *ahead, int lines)
+/* Adds whole blocks of 64 finite values to the sketch. Prefetching the next chunk here was tried: it made long tensors slower. */
+static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out)
 {
     VF sums[BUCKETS / W];
     for (int j = 0; j < BUCKETS / W; j++) sums[j] = VSET1(0);
-    for (int b = 0; b < blocks; b++, x += BUCKETS) {
-        uint64_t bits = mix64((block + b + 1) * GOLDEN);
-        unsigned mask = (unsigned)((bits * ROTATION) >> 58), far = mask & ~(unsigned)(W - 1);
-        for (int line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead);
-        VPERM_PREPARE(mask & (W - 1));
-        for (int j = 0; j < BUCKETS / W; j++) {
-            unsigned from = (unsigned)(j * W) ^ far;
-            sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits >> from)));
+    for (int done = 0; done < blocks; done += HASHED) {
+        int here = blocks - done < HASHED ? blocks - done : HASHED;
+        uint64_t bits[HASHED], masks[HASHED];
+        for (int b = 0; b < here; b++) {
+            bits[b] = mix64((block + (uint64_t)(done + b) + 1) * GOLDEN);
+            masks[b] = (bits[b] * ROTATION) >> 58;
+        }
+        for (int b = 0; b < here; b++, x += BUCKETS) {
+            unsigned far = (unsigned)masks[b] & ~(unsigned)(W - 1);
+            VPERM_PREPARE(masks[b] & (W - 1));
+            for (int j = 0; j < BUCKETS / W; j++) {
+                unsigned from = (unsigned)(j * W) ^ far;
+                sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits[b] >> from)));
+            }
         }
     }
     float stored[BUCKETS];

@@ -135,11 +135,11 @@ static void sketch_edge(const Lanes *lanes, const float *x, int count, int lane,
 {
     float padded[BUCKETS] = {0};
     memcpy(padded + lane, x, sizeof(float) * (size_t)count);
-    lanes->sketch(padded, 1, block, sums, (const char *)x, 0);
+    lanes->sketch(padded, 1, block, sums);
 }
 
 /* Adds `count` finite values, the first of which has flat index `start`. */
-static void sketch_values(const Lanes *lanes, const float *x, int count, uint64_t start, double *sums, const char *ahead, int lines)
+static void sketch_values(const Lanes *lanes, const float *x, int count, uint64_t start, double *sums)
 {
     int lane = (int)(start % BUCKETS);
     if (lane) {
@@ -148,7 +148,7 @@ static void sketch_values(const Lanes *lanes, const float *x, int count, uint64_
         x += head, count -= head, start += (uint64_t)head;
     }
     int whole = count / BUCKETS;
-    if (whole) lanes->sketch(x, whole, start / BUCKETS, sums, ahead, lines);
+    if (whole) lanes->sketch(x, whole, start / BUCKETS, sums);
     if (count % BUCKETS) sketch_edge(lanes, x + whole * BUCKETS, count % BUCKETS, 0, start / BUCKETS + (uint64_t)whole, sums);
 }
 
@@ -206,7 +206,7 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
         part_of_singles(lanes, singles, n, scratch, part);
     }
     if (!sums) return;
-    int plain = part->nans + part->posinfs + part->neginfs == 0, lines = BUCKETS * ITEMSIZE[dtype] / 64;
+    int plain = part->nans + part->posinfs + part->neginfs == 0;
     int count = complex ? 2 * n : n; /* a complex tensor is sketched as its interleaved parts */
     if (complex) start *= 2, wide = raw;
     if (absmax_of(part) > SKETCH_LIMIT || (complex && !plain)) {
@@ -220,7 +220,7 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
         lanes->clean(singles, n, scratch->f32);
         singles = scratch->f32;
     }
-    sketch_values(lanes, singles, count, start, sums, (const char *)raw + (size_t)n * ITEMSIZE[dtype], lines);
+    sketch_values(lanes, singles, count, start, sums);
 }
 
 /* Mean, std and rms of float64 values whose squares over- or underflow: again, scaled by a power of two. */

@@ -50,6 +50,7 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
 #define LANES_NAME "native"
 #define W 4
 #define U 2
+#define HASHED 1
 #define VF f4
 #define VI i4
 #define VD d2
@@ -152,6 +153,7 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 #define LANES_NAME "native avx2"
 #define W 8
 #define U 2
+#define HASHED 1
 #define VF __m256
 #define VI __m256i
 #define VD __m256d
@@ -241,6 +243,7 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
 #define LANES_NAME "native avx512"
 #define W 16
 #define U 4
+#define HASHED 32
 #define VF __m512
 #define VI __m512i
 #define VD __m512d

@@ -46,7 +46,7 @@ typedef struct {
     void (*stats_any)(const double *x, int n, Part *out); /* finite values only, as all that follows */
     int (*finite_f32)(const float *x, int n, Part *counts, float *out);
     int (*finite_f64)(const double *x, int n, Part *counts, double *out);
-    void (*sketch)(const float *x, int blocks, uint64_t first_block, double *out, const char *ahead, int lines);
+    void (*sketch)(const float *x, int blocks, uint64_t first_block, double *out);
     uint64_t (*digest)(const uint8_t *bytes, int64_t size, uint64_t first_page);
     void (*to_f32)(int dtype, const void *raw, int n, float *out);
     void (*to_f64)(int dtype, const void *raw, int n, double scale, double *out);

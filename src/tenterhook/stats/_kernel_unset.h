@@ -42,3 +42,4 @@
 #undef VSUB
 #undef VSUM
 #undef W
+#undef HASHED

@@ -1,0 +1,231 @@
+"""The places where MindSpore is changed while somebody watches, and only then.
+
+MindSpore has no hooks for all cells, its hooks on single cells are mute or wrong in several cases (shared cells,
+nested outputs, cells with a ``bprop``), and nothing in it tells when a backward pass begins. So for a session's time
+some of its class attributes are swapped: ``Cell.__call__``, where every call passes; ``_PyNativeExecutor.grad``, which
+is the backward pass; ``_JitExecutor.__call__``, where compiled code is entered; and three more that keep the books
+right. Each is put back, the very same object, when the last watcher lets go.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from typing import Any
+
+from mindspore import context, nn
+from mindspore.common.recompute import _RecomputeCell, _WrapCell
+from mindspore.experimental.optim import Optimizer as _ExperimentalOptimizer
+from mindspore.graph import api as _graph_api
+from mindspore.graph.api import _pynative_executor as executor
+from mindspore.ops.composite import base as _gradient_functions
+from mindspore.ops.function.grad import grad_func as _more_gradient_functions
+
+from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
+from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
+from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of
+
+__all__ = ["OPTIMIZERS", "executor", "is_differentiating"]
+
+_log = logging.getLogger("tenterhook")
+
+OPTIMIZERS: tuple[type, ...] = (nn.Optimizer, _ExperimentalOptimizer)
+"""Cells that are optimizers; those of ``mint.optim`` are among the second."""
+
+_PLUMBING = (  # cells that are part of how a model is trained rather than of a model
+    *OPTIMIZERS, nn.TrainOneStepCell, nn.WithLossCell, nn.WithEvalCell, nn.WithGradCell, nn.ForwardValueAndGrad,
+    nn.DistributedGradReducer, _RecomputeCell, _WrapCell,
+)  # fmt: skip
+
+
+# --- the seams -----------------------------------------------------------------------------------------------------
+def _cell_call(original: Any) -> Any:
+    def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
+        if not (KEY in self.__dict__ or STATE.calls or STATE.steps):
+            return original(self, *args, **kwargs)
+        return _observed(original, self, args, kwargs)
+
+    return __call__
+
+
+def _observed(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    hooks = hooks_of(cell)
+    if STATE.calls or STATE.steps:
+        if isinstance(cell, _PLUMBING):
+            return _trained(original, cell, args, kwargs)
+        if STATE.calls and not _is_quiet(cell):
+            for listener in tuple(STATE.calls):
+                listener.fn(cell, args, kwargs)
+    output: Any = None
+    done: set[CallHook] = set()
+    try:
+        for hook in hooks:
+            if hook.before is not None and hook.live:
+                new = hook.before(cell, args, kwargs)
+                if new is not None:
+                    args, kwargs = new
+        output = original(cell, *args, **kwargs)
+        if cell._compiled and context._get_mode() == context.GRAPH_MODE:
+            _tell_once(
+                f"{type(cell).__name__} ran in graph mode: compiled code calls no hooks, what is inside was not seen"
+            )
+        for hook in hooks_of(cell):
+            if hook.after is not None and hook.live:
+                done.add(hook)
+                new = hook.after(cell, args, kwargs, output)
+                if new is not None:
+                    output = new
+    except Exception as error:
+        _tell_of_failure(cell, args, kwargs, output, error, done)
+        raise
+    return output
+
+
+def _tell_of_failure(
+    cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, error: Exception, done: set[CallHook]
+) -> None:
+    for hook in hooks_of(cell):
+        if hook.failed is None or hook in done:
+            continue
+        try:
+            if output is None:
+                hook.failed(cell, args, kwargs, error)
+            elif hook.after is not None:
+                hook.after(cell, args, kwargs, output)
+        except Exception as another:  # the error of the call wins
+            warnings.warn(
+                f"a hook on {type(cell).__name__} raised {type(another).__name__}: {another}; the call itself had failed before",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a cell of the training machinery: what it calls for itself is no model, and an optimizer ends a step."""
+    running = STATE.quiet.setdefault(threading.get_ident(), [])
+    running.append(cell)
+    try:
+        output = original(cell, *args, **kwargs)
+    finally:
+        running.pop()
+    if isinstance(cell, OPTIMIZERS):
+        for listener in tuple(STATE.steps):
+            listener.fn(cell)
+    return output
+
+
+def _is_quiet(cell: nn.Cell) -> bool:
+    running = STATE.quiet.get(threading.get_ident())
+    if not running:
+        return False
+    return isinstance(running[-1], OPTIMIZERS) or cell is getattr(running[-1], "grad_reducer", None)
+
+
+def _gradient(original: Any) -> Any:
+    def grad(self: Any, *args: Any) -> Any:
+        outer = running_pass()
+        if outer is not None and outer.recomputing:
+            outer.end_rerun()
+            return original(self, *args)
+        this = begin_pass()
+        try:
+            result = original(self, *args)
+            while this.at_end:
+                this.at_end.pop(0)()
+            return result
+        finally:
+            end_pass()
+
+    return grad
+
+
+def _recomputing(original: Any) -> Any:
+    def set_is_run_recompute(self: Any, flag: bool) -> Any:
+        this = running_pass()
+        if this is not None:
+            this.recomputing = flag
+            if flag:
+                this.begin_rerun()
+            else:
+                this.end_rerun()
+        return original(self, flag)
+
+    return set_is_run_recompute
+
+
+def _compiled_call(original: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not STATE.eager or _is_frameworks_own(self):
+            return original(self, *args, **kwargs)
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        _tell_once(f"{name} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks")
+        cell = self.obj
+        if isinstance(cell, nn.Cell) and self.fn.__name__ == "construct" and not _is_called(cell):
+            return cell(*args[1:], **kwargs)
+        return self.fn(*args, **kwargs)
+
+    return __call__
+
+
+def _is_frameworks_own(compiled: Any) -> bool:
+    """Whether MindSpore compiled this for itself (the arithmetic of optimizers, say): no cell of the user's is in it."""
+    if isinstance(compiled.obj, nn.Cell):
+        return isinstance(compiled.obj, _PLUMBING)
+    return compiled.fn.__module__.partition(".")[0] == "mindspore"
+
+
+def _tell_once(sentence: str) -> None:
+    if sentence not in STATE.told_of:
+        STATE.told_of.add(sentence)
+        for told in STATE.told:
+            told.append(sentence)
+        _log.warning(sentence)
+
+
+def is_differentiating() -> bool:
+    """Whether this code runs in the forward of a function that is being differentiated."""
+    return threading.get_ident() in STATE.forwards
+
+
+def _is_called(cell: nn.Cell) -> bool:
+    """Whether compiled code was entered from the call of its cell, and not past it (``ms.jit(net)``)."""
+    frame = sys._getframe(3)  # this, the swapped call, the wrapper that jit has made, its caller
+    return frame.f_globals.get("__name__") == nn.Cell.__module__ and frame.f_locals.get("self") is cell
+
+
+def _differentiated(original: Any) -> Any:
+    def forward(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        depth = STATE.forwards.get(thread, 0)
+        STATE.forwards[thread] = depth + 1
+        flag = fn.requires_grad if isinstance(fn, nn.Cell) else None
+        try:
+            return original(fn, *args, **kwargs)
+        except BaseException:
+            # MindSpore goes on recording after an exception, and indexing is broken from then on
+            if flag is not None:
+                fn.requires_grad = flag
+            if depth == 0:
+                executor.clear_res()
+                forget_regions()
+            raise
+        finally:
+            if depth:
+                STATE.forwards[thread] = depth
+            else:
+                STATE.forwards.pop(thread, None)
+
+    return forward
+
+
+SWAPS += [
+    Swap(nn.Cell, "__call__", _cell_call),
+    Swap(type(executor), "grad", _gradient),
+    Swap(type(executor), "set_is_run_recompute", _recomputing),
+    Swap(_graph_api._JitExecutor, "__call__", _compiled_call),
+    Swap(_gradient_functions, "_pynative_func_grad_forward", _differentiated),
+    Swap(_more_gradient_functions, "_pynative_func_grad_forward", _differentiated),
+]
+Region.hold = Hold

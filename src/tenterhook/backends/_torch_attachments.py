@@ -1,0 +1,142 @@
+"""Our hooks in a torch module's tables: put on, taken off, and put back into the same place for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from tenterhook.errors import HookError
+
+__all__ = ["Attachment", "iterated", "remove_late"]
+
+_removals = itertools.count(1)
+_lock = threading.Lock()
+
+
+_being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
+_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+
+
+@contextlib.contextmanager
+def iterated(table: Any) -> Iterator[None]:
+    """After a call has raised torch walks through the table itself: a removal in there would hide the user's error."""
+    remove_late(table)
+    _being_iterated.append(table)
+    try:
+        yield
+    finally:
+        del _being_iterated[next(i for i, one in enumerate(_being_iterated) if one is table)]  # equal is not the same
+
+
+def remove_late(but: Any = None) -> None:
+    """Take off the hooks that could not go when they were to."""
+    for handle in _to_remove[:]:
+        table = handle.hooks_dict_ref()
+        if table is not but and not any(table is one for one in _being_iterated):
+            _to_remove.remove(handle)
+            handle.remove()
+
+
+class Attachment:
+    """Our hooks on one module."""
+
+    __slots__ = ("_borrowers", "_handles", "_taken", "removed")
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+        self._taken: list[_Taken] = []
+        self._borrowers = 0  # recomputations, in any thread, for whose time the hooks are back
+        self.removed = 0  # place in the order of removals: the last to be taken off is the first to be put back
+
+    @property
+    def live(self) -> bool:
+        return bool(self._handles) and all(_is_live(handle) for handle in self._handles)
+
+    def remove(self) -> None:
+        handles, self._handles = self._handles, []
+        if not handles:
+            return
+        self.removed = next(_removals)
+        self._taken = [taken for handle in handles if (taken := _Taken.of(handle)) is not None]
+        for handle in handles:
+            table = handle.hooks_dict_ref()
+            if any(table is one for one in _being_iterated):
+                _to_remove.append(handle)
+            else:
+                handle.remove()
+        remove_late()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the hooks in their place among the others for the length of a ``with``, also if they have been removed.
+
+        Raises:
+            HookError: they were taken off by somebody else, and cannot come back.
+        """
+        with _lock:
+            borrowed = self._borrowers > 0 or not self._handles
+            if borrowed:
+                if not self._borrowers:
+                    taken, self._taken = self._taken, []
+                    self._handles = [one.put_back() for one in reversed(taken)]
+                self._borrowers += 1
+        try:
+            if not self.live:
+                raise HookError(
+                    "a hook that changed a value in a checkpointed region was taken off by somebody else before the region was "
+                    "run again for its gradient, which would be wrong now\n  leave the hooks of others on until backward has run"
+                )
+            yield
+        finally:
+            if borrowed:
+                with _lock:
+                    self._borrowers -= 1
+                    if not self._borrowers:
+                        self.remove()
+
+
+def _is_live(handle: Any) -> bool:
+    table = handle.hooks_dict_ref()
+    return table is not None and handle.id in table
+
+
+class _Taken:
+    """A hook that was taken out of its table, and which hooks came after it there."""
+
+    __slots__ = ("flags", "followers", "handle", "hook")
+
+    def __init__(self, handle: Any, hook: Any, flags: list[tuple[Any, Any]], followers: list[int]) -> None:
+        self.handle = handle
+        self.hook = hook
+        self.flags = flags  # (dictionary reference, value): with_kwargs, always_call
+        self.followers = followers
+
+    @classmethod
+    def of(cls, handle: Any) -> _Taken | None:
+        table: OrderedDict[int, Any] | None = handle.hooks_dict_ref()
+        if table is None or handle.id not in table:
+            return None
+        keys = list(table)
+        flags = [
+            (reference, extra[handle.id])
+            for reference in handle.extra_dict_ref
+            if (extra := reference()) is not None and handle.id in extra
+        ]
+        return cls(handle, table[handle.id], flags, keys[keys.index(handle.id) + 1 :])
+
+    def put_back(self) -> Any:
+        table = self.handle.hooks_dict_ref()
+        if table is not None:
+            table[self.handle.id] = self.hook
+            for reference, value in self.flags:
+                extra = reference()
+                if extra is not None:
+                    extra[self.handle.id] = value
+            for key in self.followers:
+                if key in table:
+                    table.move_to_end(key)
+        return self.handle

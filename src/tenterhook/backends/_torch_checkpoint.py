@@ -1,0 +1,118 @@
+"""Activation checkpointing in torch: which parts of a forward will run again in the backward pass, and what is to be done then.
+
+A checkpointed region keeps a function that recomputes it, in a frame object of its saved-tensor hooks or, with reentry, in the
+context of an autograd function. We put ourselves around that function, so what belongs to a region lives as long as its graph,
+runs again as often as the region does, and leaves nothing on any module. ``tests/semantics`` fails where a torch release
+keeps that function elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+from tenterhook.backends._torch_attachments import Attachment
+
+__all__ = ["Region", "is_early_stop", "is_recomputing", "regions", "was_changed_by"]
+
+_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
+_top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
+
+
+class Region:
+    """Stands in place of the function that recomputes a region, and runs it inside what was asked for."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self._around: dict[object, tuple[Any, Attachment | None]] = {}
+
+    def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
+        return self._around.setdefault(key, (around, attachment))[0]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            arounds = list(self._around.values())
+            # What was taken off last is put back first: so each finds the neighbours that it had.
+            for around, attachment in sorted(arounds, key=lambda one: -one[1].removed if one[1] is not None else 0):
+                if attachment is not None:
+                    stack.enter_context(attachment.in_place())
+                stack.enter_context(around())
+            return self._run(*args, **kwargs)
+
+
+def regions() -> Sequence[Region]:
+    """Return the checkpointed regions around the forward that runs now; cheap where gradients are tracked and there is none."""
+    if torch.is_grad_enabled() and _top_saved_tensor_hooks is not None and _top_saved_tensor_hooks(False) is None:
+        return ()
+    found: list[Region] = []
+    hooks = _top_saved_tensor_hooks(False) if _top_saved_tensor_hooks is not None else None
+    if hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", ""):
+        names = hooks[0].__code__.co_freevars
+        _collect(found, dict(zip(names, hooks[0].__closure__, strict=True))["frame"].cell_contents, "recompute_fn")
+    for frame in _callers():
+        code = frame.f_code
+        if _is_rerun(frame):
+            break  # what is outside of a recomputation is no part of this forward
+        if code.co_name == "forward" and "ctx" in code.co_varnames:
+            _collect(found, frame.f_locals.get("ctx"), "run_function")
+        elif code.co_name == "checkpoint" and "gen" in code.co_varnames:
+            running = getattr(frame.f_locals.get("gen"), "gi_frame", None)
+            if running is not None:
+                _collect(found, running.f_locals.get("new_frame"), "recompute_fn")
+    return found
+
+
+def _collect(found: list[Region], owner: Any, attribute: str) -> None:
+    run = getattr(owner, attribute, None)
+    if not callable(run):
+        return
+    if not isinstance(run, Region):
+        run = Region(run)
+        setattr(owner, attribute, run)
+    if run not in found:
+        found.append(run)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_rerun(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code.co_name == "unpack_hook":
+        return "frame" in code.co_freevars
+    return code.co_name == "backward" and hasattr(frame.f_locals.get("ctx"), "run_function")
+
+
+def is_recomputing() -> bool:
+    """Whether the forward that runs now is a region's, in a backward pass."""
+    return any(_is_rerun(frame) for frame in _callers())
+
+
+def was_changed_by(key: object) -> bool:
+    """In a recomputation: whether the region's first run was registered for ``key``; True where it cannot be told."""
+    for frame in _callers():
+        if _is_rerun(frame):
+            owner = frame.f_locals.get("frame") or frame.f_locals.get("ctx")
+            run = getattr(owner, "recompute_fn", None) or getattr(owner, "run_function", None)
+            return isinstance(run, Region) and key in run
+    return True
+
+
+def is_early_stop(error: BaseException) -> bool:
+    """Whether an exception only ends a recomputation that has all it needs."""
+    return type(error).__name__ == "_StopRecomputationError"

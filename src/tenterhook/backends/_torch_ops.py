@@ -1,0 +1,89 @@
+"""Functional calls of torch, seen through a function mode that is on only while a followed model runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from tenterhook.backends import OpListener
+
+__all__ = ["OpMode", "is_builtin_forward"]
+
+_C: Any = torch._C
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of code, which are text
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
+_ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
+_MOST_FRAMES = 100
+
+
+class OpMode(TorchFunctionMode):
+    """Tells a listener of the functional calls of one thread. Attributes of tensors (``x.T``, ``x.shape``) are no calls."""
+
+    def __init__(self, listener: OpListener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` and tell of it; torch has taken this mode off meanwhile."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "") or type(func).__name__
+        if name in _ATTRIBUTES:
+            return func(*args, **kwargs)
+        begun = self._listener.begins(_plain(name), _line_of_user)
+        if begun is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            self._listener.ends(begun, None, error)
+            raise
+        self._listener.ends(begun, args[0] if name == "__setitem__" else result, None)
+        return result
+
+    def __exit__(self, *exception: object) -> None:
+        """Take this mode off the stack, and only this one."""
+        above = []
+        while _C._len_torch_function_stack():
+            mode = _C._pop_torch_function_stack()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _C._push_on_torch_function_stack(mode)
+
+
+def _plain(name: str) -> str:
+    """Take an operator's underscores (``__add__``) and an overload (``add.Tensor``) off; ``add_`` works in place and stays."""
+    name = name.partition(".")[0]
+    return name[2:-2] if len(name) > 4 and name[:2] == name[-2:] == "__" else name
+
+
+def _line_of_user() -> str | None:
+    frame = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS)):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def is_builtin_forward(module: nn.Module) -> bool:
+    code: Any = getattr(_innermost(type(module).forward), "__code__", None)
+    return code is not None and code.co_filename.startswith(_TORCH)
+
+
+def _innermost(function: Callable[..., Any]) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,234 @@
+"""The MindSpore backend, for PyNative mode.
+
+Calls are seen at ``Cell.__call__`` and gradients by tensor hooks; the cells' own hooks are not used (see
+:mod:`tenterhook.backends._mindspore_seams` for what is changed while somebody watches). Private MindSpore names are used
+where no public one exists; ``tests/mindspore`` fails where a release renames them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import mindspore
+import ml_dtypes
+import numpy as np
+from mindspore import context, nn
+from mindspore.graph.api import _no_grad
+
+from tenterhook.backends import After, Before, Detachable, Failed, InstalledHook, OpListener, ParameterEntry, Summary
+from tenterhook.backends import _mindspore_checkpoint as checkpoint
+from tenterhook.backends import _mindspore_models as models
+from tenterhook.backends._mindspore_load import register_load_post_hook
+from tenterhook.backends._mindspore_passes import in_pass, running_pass
+from tenterhook.backends._mindspore_seams import executor, is_differentiating
+from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
+from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on
+from tenterhook.errors import UnsupportedError
+from tenterhook.select import Entry
+from tenterhook.stats import DTYPE_CODES, RowBuffer
+
+__all__ = ["BACKEND", "MindSporeBackend"]
+
+
+class MindSporeBackend:
+    """MindSpore, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
+
+    name = "mindspore"
+    tensor_types: tuple[type, ...] = (mindspore.Tensor,)
+    tells_backward_end = True
+    works_in_place_on_aliases = False
+
+    def __init__(self) -> None:
+        self._eager_sessions = 0
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, nn.Cell)
+
+    def check(self, model: Any) -> None:
+        models.check(model)
+
+    def entries(self, model: nn.Cell) -> list[Entry]:
+        return models.list_cells(model)
+
+    def parameters(self, model: nn.Cell) -> list[ParameterEntry]:
+        return models.list_parameters(model)
+
+    def blind_spots(self, model: nn.Cell) -> dict[str, str]:
+        return models.blind_spots(model, compiled_runs_eager=self._eager_sessions > 0)
+
+    def fused(self, model: nn.Cell) -> Collection[str]:
+        return ()  # our hooks change nothing of what runs
+
+    def forward_function(self, module: nn.Cell) -> Callable[..., Any]:
+        return module.construct
+
+    def is_training(self, module: nn.Cell) -> bool:
+        return module.training
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+    def attach(
+        self,
+        module: nn.Cell,
+        before: Before | None,
+        after: After | None,
+        failed: Failed | None = None,
+        *,
+        first: bool = False,
+    ) -> Detachable:
+        return put_on(module, before, after, failed, first=first)
+
+    def on_any_call(
+        self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+    ) -> Detachable:
+        def on_call(cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if wanted(cell):
+                fn(cell, args, kwargs)
+
+        return Listener("calls", on_call)
+
+    def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        if before:
+            raise UnsupportedError(
+                "MindSpore tells of an optimizer's step only afterwards\n  use hooks.before(optimizer_class, '__call__', fn)"
+            )
+        return Listener("steps", fn)
+
+    def on_load(self, module: nn.Cell, fn: Callable[[Any, Any], None]) -> Detachable:
+        return register_load_post_hook(module, fn)
+
+    def installed_hooks(self, model: nn.Cell) -> list[InstalledHook]:
+        raise UnsupportedError("the hooks on a MindSpore cell cannot be listed\n  print(hooks) shows those of th.hooks")
+
+    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+        raise UnsupportedError("functional calls in MindSpore are not seen\n  leave ops=True out")
+
+    def owns_forward(self, module: nn.Cell) -> bool:
+        return type(module).construct.__module__.partition(".")[0] == "mindspore"
+
+    def has_optimizer(self, model: nn.Cell) -> bool:
+        return models.has_optimizer(model)
+
+    @contextlib.contextmanager
+    def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
+        """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
+        hold = Hold(eager=model is not None)
+        told: list[str] = []  # gets a sentence for each compiled function as it is met
+        STATE.told.append(told)
+        self._eager_sessions += model is not None
+        try:
+            yield told
+        finally:
+            self._eager_sessions -= model is not None
+            STATE.told = [one for one in STATE.told if one is not told]
+            hold.release()
+
+    # --- gradients -------------------------------------------------------------------------------------------------
+    def tap(
+        self, tensor: mindspore.Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None
+    ) -> Tap | str:
+        return tap_tensor(tensor, fn, module, owner)
+
+    def tap_parameter(
+        self, parameter: mindspore.Parameter, fn: Callable[[Any], Any], *, accumulated: bool = False
+    ) -> Detachable | str:
+        if not parameter.requires_grad:
+            return "requires_grad=False"
+        if accumulated:
+            return "MindSpore keeps no running sum of gradients: they are what value_and_grad returns"
+        return tap_tensor(parameter, fn, None, None)
+
+    def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
+        return tensor.view(tensor.shape)
+
+    def version(self, tensor: mindspore.Tensor) -> int | None:
+        return version_of(tensor)
+
+    def is_leaf(self, tensor: mindspore.Tensor) -> bool:
+        return tensor._is_leaf
+
+    def wants_gradient(self, tensor: mindspore.Tensor) -> bool:
+        return why_no_gradient(tensor) is None
+
+    def tracks_gradients(self) -> bool:
+        # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
+        return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
+
+    def regions(self) -> Sequence[checkpoint.Region]:
+        return checkpoint.regions()
+
+    def is_recomputing(self) -> bool:
+        return in_pass() and checkpoint.is_recomputing()
+
+    def was_changed_by(self, key: object) -> bool:
+        return not in_pass() or checkpoint.was_changed_by(key)
+
+    def is_early_stop(self, error: BaseException) -> bool:
+        return checkpoint.is_early_stop(error)
+
+    def in_backward(self) -> bool:
+        return in_pass()
+
+    def backward_token(self) -> int:
+        this = running_pass()
+        return -1 if this is None else this.token
+
+    def at_backward_end(self, fn: Callable[[], None]) -> bool:
+        this = running_pass()
+        if this is None:
+            return False
+        this.at_end.append(fn)
+        return True
+
+    # --- values ----------------------------------------------------------------------------------------------------
+    def summary(self, tensor: mindspore.Tensor) -> Summary:
+        return tuple(tensor.shape), str(tensor.dtype).lower(), str(tensor.device).lower()
+
+    def measure(self, tensor: mindspore.Tensor, rows: RowBuffer, row: int) -> str | None:
+        if _is_uninitialised(tensor):
+            return "parameter not initialised yet"
+        array = tensor.asnumpy()
+        if array.dtype.name not in DTYPE_CODES:
+            return f"no statistics for dtype {str(tensor.dtype).lower()}"
+        rows.measure_array(row, array)
+        return None
+
+    def keep(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
+        # asnumpy() shares the tensor's memory, and so does a tensor made of an array
+        return mindspore.Tensor(tensor.asnumpy().copy())
+
+    def to_numpy(self, kept: mindspore.Tensor) -> Any:
+        array = kept.asnumpy()
+        # MindSpore's bfloat16 is a NumPy dtype of its own
+        return array.view(np.dtype(ml_dtypes.bfloat16)) if kept.dtype == mindspore.bfloat16 else array
+
+    def difference(self, kept: mindspore.Tensor, other: mindspore.Tensor) -> mindspore.Tensor:
+        return mindspore.Tensor(self.to_numpy(kept) - self.to_numpy(other))
+
+    def unscaled(self, gradient: mindspore.Tensor, scale: float) -> mindspore.Tensor:
+        array = self.to_numpy(gradient)
+        return mindspore.Tensor(
+            (array.astype(np.float32) if array.dtype.itemsize < 4 else array) / array.dtype.type(scale)
+        )
+
+    def numel(self, tensor: mindspore.Tensor) -> int:
+        return int(np.prod(tensor.shape))
+
+    def untracked(self) -> contextlib.AbstractContextManager[Any]:
+        return _no_grad()
+
+    def environment(self) -> dict[str, Any]:
+        return {
+            "framework": "mindspore",
+            "devices": [str(context.get_context("device_target")).lower()],
+            "seeds": {"mindspore": mindspore.get_seed()} if mindspore.get_seed() is not None else {},
+            "modes": {"mode": "graph" if context.get_context("mode") == context.GRAPH_MODE else "pynative"},
+        }
+
+
+def _is_uninitialised(tensor: mindspore.Tensor) -> bool:
+    return isinstance(tensor, mindspore.Parameter) and bool(tensor.has_init)
+
+
+BACKEND = MindSporeBackend()

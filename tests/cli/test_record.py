@@ -1,0 +1,295 @@
+"""``tenterhook record`` on real training scripts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenterhook.recording import find_recordings, open_recording
+from tests.cli.programs import environment
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True))
+        self.head = nn.Linear(8, 2)
+        self.aux = nn.Linear(1, 1)
+    def forward(self, x):
+        return self.head(self.features(x))
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    loss = model(torch.ones(5, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("done", *sys.argv[1:])
+"""
+
+WAIT = "import time; time.sleep(2.5)  # longer than rows wait to be written"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def record(folder: Path, *args: str, fsize: int | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        if fsize is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (fsize, fsize))
+
+    return subprocess.run(
+        [sys.executable, "-m", "tenterhook", "record", *args],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(**changes),
+        timeout=120,
+        preexec_fn=limit,
+    )
+
+
+def test_the_way_from_a_script_to_its_order(folder: Path) -> None:
+    done = record(folder, "train.py", "--lr", "3")
+    assert (done.returncode, done.stdout) == (0, "done --lr 3\n")
+    [path] = find_recordings(folder / "runs")
+    assert path.name.startswith("train-")
+    lines = done.stderr.splitlines()
+    [verdict] = [line for line in lines if line.startswith("VERDICT")]
+    assert f"writing runs/{path.name}" in lines
+    assert verdict.startswith("VERDICT  recorded 4 steps, 5 modules, 40 calls, 40 values")
+    assert verdict.endswith("complete")
+    assert "5 of 6 selected modules fired; not seen, or not whole: aux (never called)" in " ".join(done.stderr.split())
+    assert lines[-1] == f" next    tenterhook show runs/{path.name}"
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "tenterhook", "show", "@0", "--json"],
+        cwd=folder,
+        capture_output=True,
+        check=True,
+        env=environment(),
+    )
+    data = json.loads(shown.stdout)["data"]
+    assert [(row["phase"], row["path"]) for row in data["rows"]] == [
+        *(("forward", path) for path in ("", "features", "features.0", "features.1", "head")),
+        *(("backward", path) for path in ("", "head", "features", "features.1", "features.0")),
+    ]
+    assert data["manifest"]["argv"] == ["train.py", "--lr", "3"]
+
+
+def test_options_reach_the_recorder(folder: Path) -> None:
+    args = [
+        "-o",
+        "a.thk",
+        "--select",
+        "features.*",
+        "--select",
+        "!features.1",
+        "--kinds",
+        "output,input",
+        "--stats",
+        "none",
+    ]
+    done = record(
+        folder,
+        *args,
+        "--no-sketch",
+        "--every",
+        "2",
+        "--note",
+        "two of four",
+        "--tensors",
+        "--log",
+        "events.txt",
+        "train.py",
+    )
+    assert done.returncode == 0, done.stderr
+    found = open_recording(folder / "a.thk")
+    values = found.table("values").to_pylist()
+    assert {(row["path"], row["kind"]) for row in values} == {("features.0", "input"), ("features.0", "output")}
+    assert {row["step"] for row in values} == {0, 2}
+    assert {row["mean"] for row in values} == {None}
+    assert {row["sketch"] for row in values} == {None}
+    assert found["features.0"].outputs[0].shape == (5, 8)
+    assert found.manifest.note == "two of four"
+    assert "features.0" in (folder / "events.txt").read_text()
+
+
+def test_steps(folder: Path) -> None:
+    record(folder, "-o", "a.thk", "--steps", "1:3", "train.py")
+    assert open_recording(folder / "a.thk").steps == [1, 2]
+
+
+def test_records_a_module(folder: Path) -> None:
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(SCRIPT)
+    done = record(folder, "-m", "package.train", "-o", "x")
+    assert (done.returncode, done.stdout) == (0, "done -o x\n")
+    assert find_recordings(folder / "runs")[0].name.startswith("package.train-")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("raise ValueError('no')", 1), ("sys.exit(3)", 3), ("model(torch.ones(5, 3))", 1)],
+    ids=["raises", "exits", "in-model"],
+)
+def test_what_was_recorded_before_the_end_is_kept(folder: Path, ending: str, code: int) -> None:
+    (folder / "train.py").write_text(SCRIPT + ending)
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert done.returncode == code
+    found = open_recording(folder / "a.thk")
+    assert found.manifest.complete
+    assert len(found.table("calls")) >= 32
+    assert "VERDICT  recorded" in done.stderr
+    assert "tenterhook/cli" not in done.stderr
+
+
+def test_an_error_in_a_model_is_told_by_show(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT + "model(torch.ones(5, 3))")
+    record(folder, "-o", "a.thk", "train.py")
+    shown = subprocess.run(
+        [sys.executable, "-m", "tenterhook", "show", "a.thk"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
+    assert " raised  features.0#0@4: RuntimeError" in shown.stdout
+
+
+def test_a_target_that_exists_is_refused_before_the_script_starts(folder: Path) -> None:
+    assert record(folder, "-q", "-o", "a.thk", "train.py").returncode == 0
+    before = (folder / "a.thk" / "recording.json").read_bytes()
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a.thk exists\n  choose another name, or allow it to be replaced (--overwrite" in done.stderr
+    assert (folder / "a.thk" / "recording.json").read_bytes() == before
+    assert record(folder, "-q", "-o", "a.thk", "--overwrite", "train.py").returncode == 0
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_the_script_starts(folder: Path) -> None:
+    (folder / "file").write_text("in the way")
+    done = record(folder, "-o", "file/a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be written" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_script_starts(folder: Path) -> None:
+    (folder / "file").write_text("in the way")
+    done = record(folder, "--log", "file/log.txt", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "file/log.txt" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    "args", [["--kinds", "ouptut"], ["--steps", "a:b"], ["--stats", "all"], ["--on-error", "x"]], ids=" ".join
+)
+def test_options_are_checked_before_the_script_starts(folder: Path, args: list[str]) -> None:
+    done = record(folder, *args, "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tenterhook: ")
+    assert len(done.stderr.splitlines()) <= 3
+    assert not find_recordings(folder)
+    assert not (folder / "runs").exists()
+
+
+def test_a_select_that_matches_nothing_names_the_nearest(folder: Path) -> None:
+    done = record(folder, "--select", "featuers.*", "train.py")
+    assert (done.returncode, done.stdout) == (4, "done\n")
+    assert "the selection matches no module" in done.stderr
+    assert "'features.*'" in done.stderr
+
+
+def test_a_failing_script_wins_over_a_select_that_matches_nothing(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT + "sys.exit(7)")
+    assert record(folder, "--select", "featuers.*", "train.py").returncode == 7
+
+
+def test_no_module_called(folder: Path) -> None:
+    (folder / "train.py").write_text("print('only this')")
+    done = record(folder, "train.py")
+    assert (done.returncode, done.stdout) == (4, "only this\n")
+    assert "VERDICT  nothing recorded: no module was called" in done.stderr
+
+
+def test_a_disk_that_fills_does_not_end_the_training(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT + WAIT + SCRIPT.replace("range(4)", "range(600)"))
+    done = record(folder, "-o", "a.thk", "train.py", fsize=200_000)
+    assert (done.returncode, done.stdout) == (0, "done\ndone\n")
+    assert "PARTIAL" in done.stderr
+    found = open_recording(folder / "a.thk")
+    assert "File too large" in (found.manifest.partial or "")
+    assert {0, 1, 2, 3} <= set(found.steps)
+
+
+def test_quiet_says_nothing_when_all_is_well(folder: Path) -> None:
+    done = record(folder, "-q", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_script_that_changes_directory_is_recorded_where_it_was_asked_for(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "train.py").write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert open_recording(folder / "a.thk").manifest.complete
+    assert done.stderr.splitlines()[-1] == " next    tenterhook show a.thk"
+
+
+def test_a_script_that_cannot_be_read(folder: Path) -> None:
+    (folder / "train.py").write_bytes(b"\x7fELF\0\0")
+    done = record(folder, "train.py")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "tenterhook: train.py is not a Python program")
+
+
+def test_a_summary_that_nobody_reads_changes_nothing(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT + "sys.stdout.flush()\nimport os\nos.close(2)\n")
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert open_recording(folder / "a.thk").manifest.complete
+
+
+def test_steps_of_a_script_without_an_optimizer(folder: Path) -> None:
+    (folder / "infer.py").write_text(
+        SCRIPT.partition("optimizer")[0] + "for _ in range(4):\n    model(torch.ones(5, 4))\n"
+    )
+    record(folder, "-o", "a.thk", "--steps", "1:3", "infer.py")
+    assert open_recording(folder / "a.thk").steps == [1, 2]
+
+
+def test_a_file_beside_the_script_that_comes_too_late_is_told(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "random.py").write_text("")
+    (folder / "mine.py").write_text("")
+    command = (
+        tmp_path_factory.mktemp("bin") / "tenterhook"
+    )  # as installed: python -m would look in the folder first itself
+    command.write_text("from tenterhook.cli import main\nmain()\n")
+    done = subprocess.run(
+        [sys.executable, str(command), "record", "train.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.stdout == "done\n"
+    assert "note: random.py is beside the script" in done.stderr
+    assert done.stderr.count("note:") == 1

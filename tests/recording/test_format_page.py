@@ -1,0 +1,46 @@
+"""The page on the format says what is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording.schema import CALLS, FORMAT_VERSION, MODULES, VALUES
+from tests.recording.synthetic import modules_table, value, values_batch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
+
+
+def section(title: str) -> str:
+    return re.split(r"^#+ ", PAGE.partition(f"# {title}\n")[2], maxsplit=1, flags=re.M)[0]
+
+
+@pytest.mark.parametrize(("title", "schema"), [("calls", CALLS), ("values", VALUES), ("modules", MODULES)])
+def test_every_column_is_told(title: str, schema: object) -> None:
+    told = set(re.findall(r"`(\w+)`", section(title)))
+    assert set(schema.names) <= told  # type: ignore[attr-defined]
+
+
+def test_every_field_of_the_manifest_is_told() -> None:
+    told = set(re.findall(r"`(\w+)`", section("The manifest")))
+    assert set(Manifest.__struct_fields__) <= told
+    assert f"now `{FORMAT_VERSION}`" in PAGE
+
+
+def test_the_readers_on_the_page_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = DiskSink(tmp_path / "run.thk", Manifest())
+    sink.write_values(values_batch(value(1, 0), value(3, 2, 7, "fc", nan_count=5)))
+    sink.close(Manifest(), modules_table())
+    monkeypatch.chdir(tmp_path)
+    python, sql = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)[0] for language in ("python", "sql"))
+    exec(compile(python, "format.md", "exec"), {})
+    assert capsys.readouterr().out.startswith(
+        "rank-00000 [{'step': 7, 'path': 'fc', 'kind': 'output', 'nan_count': 5}]"
+    )
+    assert duckdb.connect().sql(sql).fetchall() == [(7, "fc", "output")]

@@ -1,0 +1,442 @@
+"""`th.record(model, ops=True)`: functional calls between modules."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import tenterhook as th
+from tenterhook.address import parse_address
+from tenterhook.errors import TenterhookError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.a(x))
+        x = self.inner(nn.Tanh()(x))
+        return torch.softmax(x @ x.T, -1)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.body(x), x]).flatten(1) + 1
+
+
+def forward_places(recording: Any) -> list[str]:
+    return [call.path or "(root)" for call in recording.order() if call.phase == "forward"]
+
+
+def ops(recording: Any, phase: str = "forward") -> list[str]:
+    return [f"{call.path}#{call.call}" for call in recording.order() if call.phase == phase and call.type == "op"]
+
+
+def test_ops_and_modules_stand_in_the_order_in_which_they_ran() -> None:
+    model = Net()
+    with th.record(model, ops=True) as rec:
+        model(torch.randn(2, 4))
+    assert forward_places(rec) == [
+        "(root)", "a", "(root)/relu", "(root)/tanh", "inner", "inner.body", "inner.body.0", "inner.body.1",
+        "inner/cat", "inner/flatten", "inner/add", "(root)/matmul", "(root)/softmax",
+    ]  # fmt: skip
+
+
+def test_attributes_are_no_ops_and_the_frameworks_own_calls_are_shown_on_request() -> None:
+    class Row06(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = nn.Tanh()(F.relu(self.a(x)))
+            return torch.softmax(x @ x.T, -1)
+
+    names = []
+    for how in (True, "all"):
+        model = Row06()
+        with th.record(model, ops=how) as rec:
+            model(torch.ones(2, 3))
+        names.append([call.path.rpartition("/")[2] for call in rec.order() if call.type == "op"])
+        assert [call.path for call in rec.order() if call.type != "op"] == ["", "a"]
+    assert names == [["relu", "tanh", "matmul", "softmax"], ["linear", "relu", "tanh", "matmul", "softmax"]]
+
+
+def test_values_and_gradients_of_an_op() -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2, 4)
+    expected = model.a(x).relu()
+    with th.record(model, ops=True, tensors=True) as rec:
+        model(x).square().sum().backward()
+    assert torch.equal(rec["(root)/relu"].output, expected)
+    assert torch.equal(rec["(root)/softmax"].grad_output, rec[""].grad_output)
+    assert torch.equal(rec["Net/inner/cat"].output[0], rec["inner.body"].output[0])
+    backward = [call.path for call in rec.order() if call.phase == "backward"]
+    assert backward[:4] == ["", "(root)/softmax", "(root)/matmul", "inner"]
+
+
+def test_calls_are_numbered_within_module_and_step() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(F.relu(x) - 1)
+
+    model = nn.Sequential(Twice(), Twice())
+    with th.record(model, ops=True) as rec:
+        for _ in range(2):
+            model(torch.ones(2))
+    assert [(call.path, call.call, call.step) for call in rec.order() if call.path.endswith("relu")] == [
+        (path, call, step) for step in (0, 1) for path in ("0/relu", "1/relu") for call in (0, 1)
+    ]
+
+
+def test_the_line_is_the_users() -> None:
+    model = Net()
+    with th.record(model, ops=True) as rec:
+        model(torch.ones(2, 4))
+    lines, start = inspect.getsourcelines(Net.forward)
+    for op, text in (("relu", "F.relu"), ("tanh", "nn.Tanh()"), ("softmax", "torch.softmax")):
+        (line,) = (start + number for number, line in enumerate(lines) if text in line)
+        assert rec[f"(root)/{op}"].calls[0].source == f"{__file__}:{line}"
+    assert rec["a"].calls[0].source is None
+
+
+def test_addresses_read_back() -> None:
+    model = Net()
+    with th.record(model, ops=True) as rec:
+        model(torch.ones(2, 4))
+    for path, place in (("inner/cat", "inner/cat"), ("(root)/relu", "(root)/relu")):
+        (value,) = rec[path].calls[0].values
+        assert value.address == f"{place}:output#0@0"
+        assert str(parse_address(value.address)) == value.address
+    assert "(root)/relu" in rec.recording
+
+
+def test_a_recording_on_disk_holds_the_same(tmp_path: Any) -> None:
+    model = Net()
+    with th.record(model, ops=True, to=tmp_path / "a.thk") as rec:
+        model(torch.ones(2, 4))
+    opened = th.open(tmp_path / "a.thk")
+    assert forward_places(opened) == forward_places(rec)
+    assert opened["(root)/relu"].calls[0].source is not None
+
+
+def test_only_ops_of_selected_modules_are_recorded_under_the_module_that_makes_them() -> None:
+    model = Net()
+    with th.record(model, "inner", ops=True) as rec:
+        model(torch.ones(2, 4))
+    assert forward_places(rec) == ["inner", "inner/cat", "inner/flatten", "inner/add"]
+    with th.record(model, ["", "inner.body"], ops=True) as rec:
+        model(torch.ones(2, 4))
+    assert ops(rec) == ["(root)/relu#0", "(root)/tanh#0", "(root)/matmul#0", "(root)/softmax#0"]
+
+
+def test_what_gives_no_tensor_is_no_op_and_writing_into_one_is() -> None:
+    class Queries(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.size(0) == x.shape[0] == len(x)
+            assert x.sum().item() == 2
+            y = x.clone()
+            y[0] = 5
+            y += 1
+            return y
+
+    model = Queries()
+    with th.record(model, ops=True, tensors=True) as rec:
+        model(torch.ones(2))
+    assert ops(rec) == [f"(root)/{name}#0" for name in ("sum", "clone", "setitem", "add_")]
+    assert rec["(root)/setitem"].output.tolist() == [5, 1]
+
+
+def test_nothing_outside_the_model_or_of_callbacks_is_recorded() -> None:
+    model = Net()
+    with th.record(model, ops=True) as rec, th.hooks(model) as hooks:
+        hooks.forward("**", lambda module, args, output: (torch.exp(output), None)[1])
+        hooks.forward_pre("**", lambda module, args: (args[0].cos(), None)[1])
+        y = model(torch.ones(2, 4)).sin()
+        y.sum().backward()
+    assert not [place for place in forward_places(rec) if place.rpartition("/")[2] in ("exp", "cos", "sin", "sum")]
+
+
+def test_no_mode_is_left_after_any_end() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor, error: BaseException) -> torch.Tensor:
+            x = x.cos()
+            raise error
+
+    for error in (ValueError("mine"), KeyboardInterrupt()):
+        failing = Failing()
+        with pytest.raises(type(error)), th.record(failing, ops=True):
+            failing(torch.ones(1), error)
+        assert torch._C._len_torch_function_stack() == 0
+    model = Net()
+    with th.record(model, ops=True) as rec:
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, 7))
+        assert torch._C._len_torch_function_stack() == 0
+        model(torch.ones(2, 4))
+    assert "(root)/softmax#0" in ops(rec)
+
+
+def test_an_op_that_raises_has_its_error() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, torch.ones(1, 1)])
+
+    model = Failing()
+    with pytest.raises(RuntimeError), th.record(model, ops=True) as rec:
+        model(torch.ones(2))
+    (call,) = rec["(root)/cat"].calls
+    assert call.error is not None
+    assert call.error.startswith("RuntimeError")
+
+
+def test_modes_of_the_user_see_what_they_saw_and_stay() -> None:
+    class Counting(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.__name__)
+            return func(*args, **kwargs or {})
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mode = Counting()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.mode:
+                return x.cos().sin()
+
+    plain, outer, model = Inside(), Counting(), Inside()
+    plain(torch.ones(1))
+    with th.record(model, ops=True) as rec, outer:
+        model(torch.ones(1))
+    assert [name for name in model.mode.names if name in ("cos", "sin")] == ["cos", "sin"]
+    assert [name for name in outer.names if name in ("cos", "sin")] == ["cos", "sin"]
+    assert ops(rec) == ["(root)/cos#0", "(root)/sin#0"]
+
+
+def test_a_mode_entered_in_the_model_and_left_outside_survives() -> None:
+    class Plain(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **kwargs or {})
+
+    mode = Plain()
+
+    class Entering(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mode.__enter__()
+            return x.cos()
+
+    model = Entering()
+    with th.record(model, ops=True) as rec:
+        model(torch.ones(1))
+        assert torch._C._len_torch_function_stack() == 1
+        assert torch._C._get_function_stack_at(0) is mode
+    mode.__exit__(None, None, None)
+    assert ops(rec) == ["(root)/cos#0"]
+
+
+def test_threads_have_numbers_of_their_own() -> None:
+    model = Net()
+    with th.record(model, ops=True) as rec:
+        threads = [threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(3)]) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    by_thread: dict[Any, list[Any]] = {}
+    for call in rec["(root)/relu"].calls:
+        by_thread.setdefault(call.thread, []).append(call.call)
+    assert sorted(by_thread.values()) == [[0, 1, 2], [0, 1, 2]]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.fc(x)) * 2
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.block = Block()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, x, use_reentrant=self.use_reentrant).sum()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_ops_in_checkpointed_regions_are_counted_once_and_get_their_gradients(use_reentrant: bool) -> None:
+    model, x = Checkpointed(use_reentrant), torch.randn(2, 4, requires_grad=True)
+    with th.record(model, ops=True, tensors=True) as rec:
+        model(x).backward()
+    assert [place for place in ops(rec) if place.startswith("block")] == ["block/relu#0", "block/mul#0"]
+    assert torch.equal(rec["block/relu"].grad_output, torch.full((2, 4), 2.0))
+    with th.record(model, ops=True, recompute=True) as rec:
+        model(x).backward()
+    assert ops(rec, "recompute")[:1] == ["block/relu#0"]
+
+
+def test_under_no_grad_autocast_and_inference_mode() -> None:
+    model = Net()
+    for context in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16), torch.inference_mode()):
+        with th.record(model, ops=True) as rec, context:
+            model(torch.ones(2, 4))
+        assert "(root)/matmul#0" in ops(rec)
+
+
+@pytest.fixture(scope="module")
+def loaded_compiler() -> None:
+    """The first compilation of a process patches nn.Module for good; that is not ours to answer for."""
+    torch.compile(nn.Identity(), backend="eager")(torch.ones(1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loaded_compiler")
+def test_a_compiled_model_runs_eager_in_the_session() -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    compiled(torch.ones(2, 4))
+    with th.record(compiled, ops=True) as rec:
+        compiled(torch.ones(2, 4))
+    assert "(root)/softmax#0" in ops(rec)
+    torch._dynamo.reset()
+
+
+def test_steps_that_are_not_recorded_have_no_ops() -> None:
+    model = Net()
+    with th.record(model, ops=True, every=2) as rec:
+        for _ in range(4):
+            model(torch.ones(2, 4))
+            rec.step()
+        rec.pause()
+        model(torch.ones(2, 4))
+    assert [call.step for call in rec["(root)/relu"].calls] == [0, 2]
+
+
+def test_fused_paths_cannot_be_kept_beside_ops() -> None:
+    with pytest.raises(TenterhookError, match="fused"):
+        th.record(Net(), ops=True, fused="keep")
+
+
+def test_ops_must_be_known() -> None:
+    with pytest.raises(TenterhookError, match="ops='some'"):
+        th.record(Net(), ops="some")  # type: ignore[arg-type]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, (h, _) = self.rnn(x)
+        return out[:, -1] + h[-1]
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = F.dropout(self.norm(self.fc(self.fc(x))), training=self.training)
+        return {"y": x.view(-1).unfold(0, 2, 2).clamp_(min=0), "noise": torch.randn(3)}
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.features(x), 2)
+        x += 1
+        return F.relu_(torch.einsum("bchw->bc", x).reshape(len(x), -1))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + torch.rand_like(x)).mean(1)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "in-place convolutions": (Convolutions, (2, 1, 6, 6)),
+    "lstm": (Recurrent, (2, 3, 4)),
+    "transformer with dropout": (Encoder, (2, 3, 8)),
+    "shared module, dict output": (Shared, (3, 4)),
+    "checkpointed": (lambda: Checkpointed(False), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [True, "all"])
+def test_a_recorded_run_is_bit_for_bit_the_bare_one(name: str, how: Any) -> None:
+    make, shape = MODELS[name]
+
+    def run(recorded: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model, x = make().train(), torch.randn(shape, requires_grad=True)
+        results: list[torch.Tensor] = []
+
+        def steps() -> None:
+            for _ in range(2):
+                output = model(x)
+                outputs = list(output.values()) if isinstance(output, dict) else [output]
+                torch.stack([one.square().sum() for one in outputs]).sum().backward()
+                results.extend(one.detach() for one in outputs)
+
+        if recorded:
+            with th.record(model, ops=how, on_error="raise") as rec:
+                steps()
+            assert ops(rec)
+        else:
+            steps()
+        assert x.grad is not None
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        return [*results, x.grad, *gradients, *model.buffers(), torch.get_rng_state()]
+
+    for bare, seen in zip(run(False), run(True), strict=True):
+        assert torch.equal(bare, seen)
+
+
+def test_without_ops_nothing_of_this_is_there() -> None:
+    model = Net()
+    with th.record(model) as rec:
+        seen: list[int] = []
+        handle = model.a.register_forward_hook(lambda *_: seen.append(torch._C._len_torch_function_stack()))
+        model(torch.ones(2, 4))
+    handle.remove()
+    assert seen == [0]
+    assert ops(rec) == []
+    assert "source" in rec.table("calls").column_names
+    assert sys.gettrace() is None
