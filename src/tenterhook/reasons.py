@@ -102,9 +102,11 @@ def replaced(path: str, module: Any, entry: Entry | None) -> str | None:
         entry: what is at its path now.
     """
     name = path or "(root)"
-    if module is None or (entry is not None and entry.module is not module):
+    if entry is None:
+        return f"module at '{name}' is no longer part of the model"
+    if entry.module is not module:
         return f"module at '{name}' is no longer the one hooked: it was replaced"
-    return f"module at '{name}' is no longer part of the model" if entry is None else None
+    return None
 
 
 class SiteReasons:
@@ -141,7 +143,7 @@ class SiteReasons:
         """Say why a hook has not fired, or does no more; empty where nothing is wrong."""
         if site.reason or not site.live:
             return "" if site.fired else site.reason or "removed before it could fire"
-        if self._gone:
+        if self._gone and site.kind in ON_CALLS:
             return "" if site.fired else "the model is gone"
         if site.kind in ON_CALLS:
             elsewhere = replaced(site.path, self._hooked.get(site.path), self._now.get(site.path))
