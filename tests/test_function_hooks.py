@@ -184,7 +184,7 @@ def test_builtin_functions_and_methods_of_tensors(hooks: Any) -> None:
 def test_optimizer_step_generate_and_a_dataloader() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = torch.utils.data.DataLoader(torch.utils.data.StackDataset(torch.ones(4, 3)), batch_size=2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 3)), batch_size=2)
     counts: dict[str, int] = {}
 
     def count(name: str) -> Any:

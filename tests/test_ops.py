@@ -164,6 +164,44 @@ def test_what_gives_no_tensor_is_no_op_and_writing_into_one_is() -> None:
     assert rec["(root)/setitem"].output.tolist() == [5, 1]
 
 
+def test_views_transforms_and_own_functions_of_autograd() -> None:
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0] * ctx.saved_tensors[0].exp()
+
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 1
+            y[..., :2].mul_(2)
+            y.t().add_(1)
+            y = y + torch.func.grad(lambda t: t.pow(3).sum())(x) + torch.func.vmap(torch.sin)(x)
+            sparse = torch.sparse.mm(x.detach().to_sparse(), x.t())
+            return Exp.apply(y).sum() + sparse.sum() + torch.linalg.svd(x)[1].sum()
+
+    results = []
+    for recorded in (False, True):
+        model, x = Odd(), torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        if recorded:
+            with th.record(model, ops=True, on_error="raise") as rec:
+                (out := model(x)).backward()
+            names = {place.partition("#")[0].rpartition("/")[2] for place in ops(rec)}
+            assert {"mul", "mul_", "t", "add_", "pow", "sin", "sparse_mm", "exp", "linalg_svd"} <= names
+            assert not [name for name in names if name.startswith("_")]
+        else:
+            (out := model(x)).backward()
+        results.append((out.detach(), x.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] is not None
+    assert results[1][1] is not None
+    assert torch.equal(results[0][1], results[1][1])
+
+
 def test_nothing_outside_the_model_or_of_callbacks_is_recorded() -> None:
     model = Net()
     with th.record(model, ops=True) as rec, th.hooks(model) as hooks:

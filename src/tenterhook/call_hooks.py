@@ -257,10 +257,8 @@ class BackwardHook(_CallHook):
                 tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
                 if isinstance(tap, str):
                     self.site.reason = f"no gradient: {tap}"
-                else:
-                    self.site.reason = self.site.reason or "no gradient: none has come back to it"
-                    if self.backend.is_leaf(tensor):  # its hooks outlive the graph
-                        self.site.keep((id(tensor), slot), tap)
+                elif self.backend.is_leaf(tensor):  # its hooks outlive the graph
+                    self.site.keep((id(tensor), slot), tap)
             expected.append(not isinstance(tap, str))
         gradients.expect("output", [slot for slot, _ in entries], expected)
         if any(expected):

@@ -112,7 +112,9 @@ class CallGradients:
 
         A pass that was to stop before the inputs, ``grad(y, weight)``, does not go through the call, which then is not told.
         """
+        backend = self._gathering.backend
         stopped = self._replaces == "input" and self._inputs.expected and not self._inputs.came
+        stopped = stopped and backend.knows_what_gets_gradients
         if not self._fired and not stopped and (self._outputs.came or self._inputs.came):
             self._finish(None)
 
@@ -173,7 +175,7 @@ class Gathering:
     """The calls of one session whose gradients are on their way."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self._clock = itertools.count()
         self.passes = 0  # backward passes that have reached some call
         self._open: weakref.WeakValueDictionary[tuple[int, int], _Pass] = weakref.WeakValueDictionary()
@@ -185,13 +187,13 @@ class Gathering:
 
     def begin(self, call: CallGradients) -> int:
         """A gradient of ``call`` has come: calls after it are done with, since gradients come last call first."""
-        token = self._backend.backward_token()
+        token = self.backend.backward_token()
         key = (threading.get_ident(), token)
         running = self._open.get(key)
         if running is None:
             running = self._open[key] = _Pass()
             self.passes += 1
-            if not self._backend.at_backward_end(partial(self._finish, key, running)):
+            if not self.backend.at_backward_end(partial(self._finish, key, running)):
                 self._untold[key] = running
         calls = running.calls
         for later in sorted((one for one in calls if one.begun > call.ended), key=lambda one: -one.begun):
@@ -213,7 +215,7 @@ class Gathering:
 
     def forward_begins(self) -> None:
         """A forward call outside any backward pass: passes of this thread that are still open have ended, or have failed."""
-        if self._open and not self._backend.in_backward():
+        if self._open and not self.backend.in_backward():
             thread = threading.get_ident()
             for key in [key for key in list(self._open) if key[0] == thread]:
                 self._open.pop(key, None)

@@ -136,8 +136,9 @@ class HookSet(ProcessHooks):
 
         ``grad_input`` holds the gradients *through this module* (what a tensor gets from elsewhere is not in it), with an
         entry for each input, which can also be asked by the parameter's name (``grad_input["x"]``), keyword inputs included.
+        Where the module changes an input in place, it is the gradient of that tensor as it came, earlier uses of it included.
         The order nests, and is the same whether or not the model's input needs a gradient. ``fn`` returns None, or new
-        gradients for the inputs.
+        gradients for the inputs. For the gradient of a tensor in total there is :meth:`tensor`.
         """
         return self._backward("backward", select, fn, with_name, prepend)
 
@@ -154,6 +155,8 @@ class HookSet(ProcessHooks):
 
     def param_grad(self, select: Selection, fn: Callable[..., Any], *, accumulated: bool = False) -> Handle:
         """Call ``fn(name, gradient)`` once a backward pass for each selected parameter.
+
+        Checkpointing with reentry runs a pass of its own for each region: a parameter of several regions comes in as many parts.
 
         Args:
             select: names of parameters: ``"*.weight"``, ``"**.bias"``, ``"features.0.weight"``.

@@ -23,10 +23,7 @@ values they have. `uninstall` takes all of it out again. A MindSpore that has th
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import Any
-
-import numpy
 
 from tenterhook.errors import MissingExtraError
 
@@ -42,12 +39,12 @@ except ModuleNotFoundError as error:
 
 from tenterhook.backends import _mindspore_load as _load
 from tenterhook.backends._mindspore_load import IncompatibleKeys, LoadHookHandle, register_load_post_hook
+from tenterhook.backends._mindspore_numpy import warn_about_numpy
 
 __all__ = ["IncompatibleKeys", "LoadHookHandle", "install", "register_load_post_hook", "uninstall"]
 
 _RUN_METHOD = "run_load_param_into_net_post_hook"
 _lock = threading.Lock()
-_warned_about: set[str] = set()
 
 
 def install() -> None:
@@ -56,7 +53,7 @@ def install() -> None:
     Raises:
         UnsupportedError: The installed MindSpore's loader has an unknown form.
     """
-    _warn_about_numpy()
+    warn_about_numpy()
     with _lock:
         if hasattr(nn.Cell, _load.METHOD):
             return
@@ -108,18 +105,6 @@ _METHODS = {
     _load.METHOD: _register_load_param_into_net_post_hook,
     _RUN_METHOD: _run_load_param_into_net_post_hook,
 }
-
-
-def _warn_about_numpy() -> None:
-    if int(numpy.__version__.partition(".")[0]) < 2 or "numpy" in _warned_about:
-        return
-    _warned_about.add("numpy")
-    warnings.warn(
-        f"numpy {numpy.__version__} is installed, and MindSpore's binaries are built for numpy 1: the first operation "
-        "of the process may end in a SystemError. Cure: pip install 'numpy<2' 'pyarrow<26'",
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 install()

@@ -93,7 +93,12 @@ class ParameterWatch:
                 module = watched.ref()
                 if module is None:
                     continue
-                tap = tap_parameter(self._capture.backend, module, parameter, partial(self._gradient, watched, name))
+                tap = tap_parameter(
+                    self._capture.backend,
+                    module,
+                    parameter,
+                    partial(self._capture.guarded, self._gradient, watched, name),
+                )
                 if not isinstance(tap, str):
                     self._taps.append(tap)
         if not (self._wants_value or self._wants_update):
@@ -110,8 +115,24 @@ class ParameterWatch:
         return [one for one in self._parameters if self._capture.backend.numel(one[2])]
 
     def _gradient(self, watched: Watched, name: str, gradient: Any) -> None:
-        if self._capture.active and not self._capture.closed:
-            self._capture.parameter_value(watched, "param_grad", name, gradient, self._capture.tracker.step)
+        capture = self._capture
+        if not capture.active:
+            return
+        # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
+        running = capture.tracker.passes.current() if capture.tracker.reenters else None
+        if running is None:
+            capture.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
+            return
+        key = (self, watched, name)
+        with capture.backend.untracked():
+            known = running.sums.get(key)
+            running.sums[key] = gradient if known is None else known + gradient
+        if known is None:
+            running.at_end.append(
+                lambda: capture.guarded(
+                    capture.parameter_value, watched, "param_grad", name, running.sums.pop(key), capture.tracker.step
+                )
+            )
 
     def step_ended(self, step: int) -> None:
         """A step has ended; what changed since it began is its update."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import wrapt
@@ -176,6 +177,19 @@ class ScriptRecorder:
             self._log.summary = backend.summary
         self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
         return self._capture
+
+    def tidy(self, error: BaseException | None) -> None:
+        """Take out of the tracebacks of ``error`` and of those behind it what recording has brought into them."""
+        seen: set[int] = set()
+        waiting = [error]
+        while waiting:
+            one = waiting.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            trace = one.__traceback__ if self._backend is None else self._backend.bare_traceback(one.__traceback__)
+            one.__traceback__ = _without_own_frames(trace)
+            waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
     def close(self, error: BaseException | None = None) -> RecordSummary:
         """Take everything off, finish the recording and say how it went. Never raises."""
@@ -358,3 +372,15 @@ class ScriptRecorder:
             for one in capture.watched:
                 if one.is_root and capture.tracker.needs_root:
                     capture.attach(one)
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while traceback is not None:
+        if not str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("tenterhook."):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    made: TracebackType | None = None
+    for one in reversed(kept):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made

@@ -7,6 +7,8 @@ a set switches them off while it is open.
 
 from __future__ import annotations
 
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -175,7 +177,21 @@ def _backend_of(module: Any) -> Backend:
         raise HookError(
             f"{_name(module)} is a container that is never called, so a hook on it would never run\n  hook the modules in it"
         )
+    if backend.is_compiled(module):
+        warnings.warn(
+            f"{_name(module)} is part of a compiled model: code compiled before does not call a hook put on now; "
+            "put it on through th.hooks(model), which has compiled code run eager for as long as it is open",
+            stacklevel=_stack_level(),
+        )
     return backend
+
+
+def _stack_level() -> int:
+    """Return how far up the first frame is that is not of this file, as warnings count it."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _name(module: Any) -> str:

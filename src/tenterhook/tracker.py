@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Region
+from tenterhook.backward_passes import OutermostPasses
 from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
 
@@ -203,6 +204,8 @@ class Tracker:
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
         self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
+        self.passes = OutermostPasses(backend)
+        self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence = itertools.count()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -263,7 +266,9 @@ class Tracker:
         parent = outer.parent if outer is not None and not outer.recorded else outer
         call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
         self._find_regions(call, outer)
+        self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
+            self.passes.forward_begins(threading.get_ident())
             self._number(call)
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
@@ -322,6 +327,8 @@ class Tracker:
         stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
         height = len(stack)
         reruns.append(_Rerun(first))
+        if self.reenters:
+            self.passes.current()
         try:
             yield
         finally:

@@ -81,7 +81,7 @@ def test_what_needs_no_gradient_is_none(fw: Adapter) -> None:
 def test_gradients_of_parameters(fw: Adapter) -> None:
     net, expected, seen = mlp(fw), mlp_expected(), {}
     with th.hooks(net) as hooks:
-        hooks.param_grad("**", lambda name, gradient: seen.update({name: fw.array(gradient)}))
+        hooks.param_grad("**", lambda name, gradient: seen.update({name: fw.parameter_array(name, gradient)}))
         fw.run(net, loss_of(net), [X])
     assert seen.keys() == expected.parameters.keys()
     for name, gradient in expected.parameters.items():
@@ -213,8 +213,8 @@ def test_a_pre_callback_replaces_the_arguments(fw: Adapter) -> None:
     x, scale = fw.tensor(np.float32([2.0])), fw.tensor(np.float32([3.0]))
     with th.hooks(net) as hooks:
         hooks.forward_pre("", lambda module, args: (args[0] * 10,))
-        hooks.forward_pre("", lambda module, args, kwargs: (args, {"scale": kwargs["scale"] + 1}), with_kwargs=True)
-        close(fw.array(net(x, scale=scale)), [80.0])
+        hooks.forward_pre("", lambda module, args, kwargs: (args, {"scale": kwargs["scale"] * 2}), with_kwargs=True)
+        close(fw.array(net(x, scale=scale)), [120.0])
 
 
 def test_callbacks_put_in_front_run_first(fw: Adapter) -> None:
@@ -317,21 +317,21 @@ def test_an_exception_in_the_forward_leaves_no_harm(fw: Adapter) -> None:
     def forward(self: Any, x: Any) -> Any:
         if fails[0]:
             raise BOOM
-        return x[0:1] * 2
+        return x * 2
 
     fails = [True]
     net = fw.module("Net", lambda self, x: self.inner(x), inner=fw.module("Inner", forward))
     seen, always = [], []
     with th.hooks(net) as hooks:
         hooks.forward("inner", lambda module, args, output: always.append(output), always_call=True)
-        hooks.backward("inner", lambda module, into, out: seen.append(fw.array(out[0]).item()))
+        hooks.backward("inner", lambda module, into, out: seen.append(fw.array(out[0]).tolist()))
         with pytest.raises(Boom) as caught:
             fw.run(net, lambda x: net(x).sum(), [np.float32([1.0, 2.0])], wrt_inputs=True)
         assert caught.value is BOOM and always == [None]
         fails[0] = False
         run = fw.run(net, lambda x: net(x).sum(), [np.float32([1.0, 2.0])], wrt_inputs=True)
-    assert seen == [1.0]
-    close(run.inputs, [[2.0, 0.0]])
+    assert seen == [[1.0, 1.0]]
+    close(run.inputs, [[2.0, 2.0]])
 
 
 # ---- coming off ----
@@ -407,6 +407,7 @@ def test_a_copy_of_a_hooked_model_carries_no_hooks(fw: Adapter) -> None:
 # ---- checkpoints ----
 
 
+@pytest.mark.needs("checkpoints")
 def test_a_recomputed_region_counts_once(fw: Adapter) -> None:
     inner = fw.sequential(fw.linear(W0), fw.relu())
     net = fw.sequential(fw.checkpointed(inner))
@@ -421,6 +422,7 @@ def test_a_recomputed_region_counts_once(fw: Adapter) -> None:
     close(run.inputs[0], ((X @ W0.T) > 0) @ W0)
 
 
+@pytest.mark.needs("checkpoints")
 def test_an_edit_in_a_recomputed_region_is_repeated(fw: Adapter) -> None:
     net = fw.sequential(fw.checkpointed(fw.sequential(fw.relu(), fw.linear(W0))))
     with th.hooks(net) as hooks:

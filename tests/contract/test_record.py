@@ -126,7 +126,7 @@ def test_statistics_are_those_of_the_values(fw: Adapter) -> None:
         fw.run(net, loss_of(net), [X])
     rows = rec.query("select * from values where path = '1' and kind = 'output'").to_pylist()
     value = expected.outputs["1"]
-    assert (rows[0]["shape"], rows[0]["dtype"], rows[0]["device"]) == ([2, 4], "float32", "cpu")
+    assert (rows[0]["shape"], rows[0]["dtype"], rows[0]["device"]) == ([2, 4], fw.dtype, "cpu")
     close(rows[0]["mean"], value.mean())
     close(rows[0]["std"], value.std())
     assert rows[0]["zero_count"] == (value == 0).sum()
@@ -143,6 +143,7 @@ def test_sketches_and_digests_do_not_depend_on_the_framework(fw: Adapter) -> Non
     np.testing.assert_array_equal(np.float32(row["sketch"]), describe(value)["sketch"])
 
 
+@pytest.mark.needs("assignment")
 def test_what_is_kept_is_a_copy(fw: Adapter) -> None:
     net = fw.identity()
     x = fw.tensor(np.float32([1.0, 2.0]))
@@ -250,6 +251,7 @@ def test_an_exception_in_the_model_is_recorded_and_passes(fw: Adapter) -> None:
     assert errors == {"": "Boom: in the model", "inner": "Boom: in the model"}
 
 
+@pytest.mark.needs("checkpoints")
 def test_recomputation_is_not_counted_twice(fw: Adapter) -> None:
     net = fw.sequential(fw.checkpointed(fw.sequential(fw.linear(W0), fw.relu())), fw.linear(W2))
     with th.record(net) as rec, th.record(net, recompute=True) as both:

@@ -17,8 +17,9 @@ from mindspore import nn
 from mindspore.common.hook_handle import HookHandle
 from mindspore.train import serialization
 
+import tenterhook as th
 import tenterhook.mindspore as thms
-from tenterhook.backends import _mindspore_load, _mindspore_loader
+from tenterhook.backends import _mindspore_load, _mindspore_loader, _mindspore_numpy
 from tenterhook.errors import MissingExtraError, UnsupportedError
 from tests.mindspore.loading import (
     CODE_AT_FIRST,
@@ -207,13 +208,15 @@ def test_without_mindspore_the_error_says_what_to_install() -> None:
 
 
 def test_numpy_2_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thms, "numpy", types.SimpleNamespace(__version__="2.4.6"))
-    monkeypatch.setattr(thms, "_warned_about", set())
-    with pytest.warns(RuntimeWarning, match=r"numpy 2\.4\.6 .* pip install 'numpy<2' 'pyarrow<26'"):
+    monkeypatch.setattr(_mindspore_numpy, "numpy", types.SimpleNamespace(__version__="2.4.6"))
+    monkeypatch.setattr(_mindspore_numpy, "_warned", set())
+    with pytest.warns(RuntimeWarning, match=r"numpy 2\.4\.6 .* pip install 'numpy<2' 'pyarrow<26'") as told:
         thms.install()
+    assert told[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         thms.install()
+        th.record(Net())
 
 
 def test_only_cells_of_the_loaded_net_are_told() -> None:

@@ -67,7 +67,7 @@ def test_a_switch_that_the_user_has_off_stays_off() -> None:
         with th.record(make_encoder()) as rec:
             pass
         assert not torch.backends.mha.get_fastpath_enabled()
-        assert rec.told == []
+        assert not any("fused" in sentence for sentence in rec.told)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
 

@@ -258,3 +258,35 @@ def test_hooks_count_repeats_apart(reentrant: bool):
     assert [site.recomputed for site in forward.sites] == [4]
     assert backward.fired == 4
     assert shapes == [(1, 2)] * 4
+
+
+@REENTRANT
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameter_of_several_regions_has_one_gradient_a_pass(reentrant: bool, tied: bool):
+    """11 and 10, W: a parameter that two regions share, or a region and the outside, has one gradient, equal to ``.grad``."""
+    torch.manual_seed(0)
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.segments = Segments(reentrant)
+            self.head = nn.Linear(2, 2)
+            if tied:
+                self.head.weight = self.segments.lin.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.segments(self.head(x)))
+
+    model = Tied()
+    with th.record(model, kinds=["param_grad"], tensors=True, on_error="raise") as rec:
+        for step in range(2):
+            model(_x()).square().sum().backward()
+            rows = [row for row in rec.table("values").to_pylist() if row["step"] == step]
+            rec.step()
+            assert sorted((row["path"], row["slot"]) for row in rows) == sorted(
+                (name.rpartition(".")[0], name.rpartition(".")[2]) for name, _ in model.named_parameters()
+            )
+            for row in rows:
+                gradient = model.get_parameter(f"{row['path']}.{row['slot']}").grad
+                assert torch.allclose(rec.recording.tensor(row["tensor"]), gradient, atol=1e-6)
+            model.zero_grad()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tenterhook.errors import HookError, UnsupportedError
@@ -138,6 +139,7 @@ class Backend(Protocol):
     name: str
     tensor_types: tuple[type, ...]
     tells_backward_end: bool
+    knows_what_gets_gradients: bool  # False where wants_gradient may be True of a tensor that gets none
     works_in_place_on_aliases: bool  # gradients stay right where a module changes an alias of its input in place
 
     # --- the model -------------------------------------------------------------------------------------------------
@@ -167,6 +169,10 @@ class Backend(Protocol):
 
     def fused(self, model: Any) -> Collection[str]:
         """List the paths of modules that the framework can run fused, as long as there are no hooks on them."""
+        ...
+
+    def is_compiled(self, module: Any) -> bool:
+        """Whether ``module`` is, or is part of, a model that was compiled, and whose code may not call hooks put on now."""
         ...
 
     def forward_function(self, module: Any) -> Callable[..., Any]:
@@ -228,6 +234,10 @@ class Backend(Protocol):
 
     def owns_forward(self, module: Any) -> bool:
         """Whether the framework wrote the module's forward, so that functional calls in it are its implementation."""
+        ...
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        """Return a traceback without the frames that hooks of ours have brought into it."""
         ...
 
     def has_optimizer(self, model: Any) -> bool:

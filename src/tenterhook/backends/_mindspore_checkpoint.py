@@ -39,7 +39,14 @@ class Region:
     def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
         if self._hold is None:
             self._hold = Region.hold()
+            _regions.holding.add(self)
         return self._around.setdefault(key, (around, attachment))[0]
+
+    def release(self) -> None:
+        """Nothing needs to stay changed for this region any more."""
+        if self._hold is not None:
+            hold, self._hold = self._hold, None
+            hold.release()
 
     def __contains__(self, key: object) -> bool:
         return key in self._around
@@ -68,6 +75,7 @@ class _Regions:
         # cell -> place in its stack of arguments -> (the arguments, the region)
         self.waiting: weakref.WeakKeyDictionary[Any, dict[int, tuple[Any, Region]]] = weakref.WeakKeyDictionary()
         self.running: dict[int, list[Region]] = {}  # thread -> regions that are run again, innermost last
+        self.holding: weakref.WeakSet[Region] = weakref.WeakSet()
 
 
 _regions = _Regions()
@@ -75,7 +83,7 @@ _regions = _Regions()
 
 def regions() -> Sequence[Region]:
     """Return the regions around the forward that runs now; cheap where there is none."""
-    if executor.enable_grad() and not executor.is_saved_tensor_hook_active():
+    if not executor.grad_flag() or (executor.enable_grad() and not executor.is_saved_tensor_hook_active()):
         return ()
     found: list[Region] = []
     for frame in _frames():
@@ -83,8 +91,7 @@ def regions() -> Sequence[Region]:
             break  # what is outside of a recomputation is no part of this forward
         name = frame.f_code.co_name
         if name == "construct" and isinstance(owner := frame.f_locals.get("self"), _RecomputeCell):
-            if executor.grad_flag():
-                found.append(_region_of(owner))
+            found.append(_region_of(owner))
         elif name == "recompute_without_reentrant" and "handle" in frame.f_locals:
             handle = frame.f_locals["handle"]
             if not isinstance(handle.recompute_fn, Region):
@@ -122,6 +129,9 @@ def begin_rerun() -> contextlib.ExitStack:
 def forget_regions() -> None:
     """No backward pass will come for the regions that wait for one."""
     _regions.waiting.clear()
+    for region in list(_regions.holding):
+        region.release()
+    _regions.holding.clear()
 
 
 def _frames() -> Iterator[FrameType]:

@@ -9,7 +9,6 @@ right. Each is put back, the very same object, when the last watcher lets go.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import warnings
@@ -25,11 +24,9 @@ from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
 from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
-from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of
+from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
 
 __all__ = ["OPTIMIZERS", "executor", "is_differentiating"]
-
-_log = logging.getLogger("tenterhook")
 
 OPTIMIZERS: tuple[type, ...] = (nn.Optimizer, _ExperimentalOptimizer)
 """Cells that are optimizers; those of ``mint.optim`` are among the second."""
@@ -43,7 +40,7 @@ _PLUMBING = (  # cells that are part of how a model is trained rather than of a 
 # --- the seams -----------------------------------------------------------------------------------------------------
 def _cell_call(original: Any) -> Any:
     def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
-        if not (KEY in self.__dict__ or STATE.calls or STATE.steps):
+        if not (KEY in self.__dict__ or STATE.listens):
             return original(self, *args, **kwargs)
         return _observed(original, self, args, kwargs)
 
@@ -52,7 +49,7 @@ def _cell_call(original: Any) -> Any:
 
 def _observed(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     hooks = hooks_of(cell)
-    if STATE.calls or STATE.steps:
+    if STATE.listens:
         if isinstance(cell, _PLUMBING):
             return _trained(original, cell, args, kwargs)
         if STATE.calls and not _is_quiet(cell):
@@ -68,7 +65,7 @@ def _observed(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[
                     args, kwargs = new
         output = original(cell, *args, **kwargs)
         if cell._compiled and context._get_mode() == context.GRAPH_MODE:
-            _tell_once(
+            tell_once(
                 f"{type(cell).__name__} ran in graph mode: compiled code calls no hooks, what is inside was not seen"
             )
         for hook in hooks_of(cell):
@@ -105,6 +102,9 @@ def _tell_of_failure(
 def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a cell of the training machinery: what it calls for itself is no model, and an optimizer ends a step."""
     running = STATE.quiet.setdefault(threading.get_ident(), [])
+    if isinstance(cell, OPTIMIZERS):
+        for listener in tuple(STATE.steps_to_come):
+            listener.fn(cell)
     running.append(cell)
     try:
         output = original(cell, *args, **kwargs)
@@ -160,7 +160,7 @@ def _compiled_call(original: Any) -> Any:
         if not STATE.eager or _is_frameworks_own(self):
             return original(self, *args, **kwargs)
         name = getattr(self.fn, "__qualname__", repr(self.fn))
-        _tell_once(f"{name} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks")
+        tell_once(f"{name} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks")
         cell = self.obj
         if isinstance(cell, nn.Cell) and self.fn.__name__ == "construct" and not _is_called(cell):
             return cell(*args[1:], **kwargs)
@@ -174,14 +174,6 @@ def _is_frameworks_own(compiled: Any) -> bool:
     if isinstance(compiled.obj, nn.Cell):
         return isinstance(compiled.obj, _PLUMBING)
     return compiled.fn.__module__.partition(".")[0] == "mindspore"
-
-
-def _tell_once(sentence: str) -> None:
-    if sentence not in STATE.told_of:
-        STATE.told_of.add(sentence)
-        for told in STATE.told:
-            told.append(sentence)
-        _log.warning(sentence)
 
 
 def is_differentiating() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import sys
 import threading
 import weakref
@@ -16,7 +17,9 @@ from mindspore import nn
 from tenterhook.backends import After, Before, Failed
 from tenterhook.backends._mindspore_passes import in_pass, run_after_pass
 
-__all__ = ["KEY", "STATE", "SWAPS", "CallHook", "Hold", "Listener", "Swap", "hooks_of", "put_on"]
+__all__ = ["KEY", "STATE", "SWAPS", "CallHook", "Hold", "Listener", "Swap", "hooks_of", "put_on", "tell_once"]
+
+_log = logging.getLogger("tenterhook")
 
 KEY = "_tenterhook_call_hooks"
 """Where the hooks of a cell are, in its ``__dict__``."""
@@ -112,22 +115,24 @@ def put_on(
 
 
 class Listener:
-    """A function that hears of every call (``calls``) or of every optimizer step (``steps``) of the process."""
+    """A function that hears of all ``calls`` of the process, or of its optimizers' ``steps``, or ``steps to come``."""
 
     __slots__ = ("_hold", "_list", "fn", "live")
 
     def __init__(self, what: str, fn: Callable[..., None]) -> None:
         self.fn = fn
         self.live = True
-        self._list: list[Listener] = STATE.calls if what == "calls" else STATE.steps
+        self._list = STATE.listeners[what]
         self._hold = Hold(eager=what == "calls")
         self._list.append(self)
+        STATE.listens += 1
 
     def remove(self) -> None:
         """Stop listening. A second call does nothing."""
         if self.live:
             self.live = False
             self._list.remove(self)
+            STATE.listens -= 1
             self._hold.release()
 
 
@@ -140,6 +145,9 @@ class State:
         self.eager = 0  # of these, the ones for whom compiled code is to run eager
         self.calls: list[Listener] = []
         self.steps: list[Listener] = []
+        self.steps_to_come: list[Listener] = []
+        self.listeners = {"calls": self.calls, "steps": self.steps, "steps to come": self.steps_to_come}
+        self.listens = 0  # how many these are together
         self.told_of: set[str] = set()
         self.told: list[list[str]] = []  # of the sessions, what they say was changed for them
         self.forwards: dict[int, int] = {}  # thread -> depth of functions that are being differentiated
@@ -208,6 +216,16 @@ def hooks_of(cell: nn.Cell) -> tuple[CallHook, ...]:
     """Return the hooks on a cell."""
     table = cell.__dict__.get(KEY)
     return tuple(table.hooks) if table else ()
+
+
+def tell_once(sentence: str) -> None:
+    """Say, in the log and in every open session, what happens in other ways than one might think."""
+    for told in STATE.told:
+        if sentence not in told:
+            told.append(sentence)
+    if sentence not in STATE.told_of:
+        STATE.told_of.add(sentence)
+        _log.warning(sentence)
 
 
 STATE = State()

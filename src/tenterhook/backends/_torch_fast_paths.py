@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,7 +18,7 @@ from torch import nn
 
 from tenterhook.errors import UnsupportedError
 
-__all__ = ["closed_fast_paths", "is_compiled"]
+__all__ = ["closed_fast_paths", "is_compiled", "is_under_compiled"]
 
 _FUSED = "fused transformer path off: results may differ in the last bits from the fused ones"
 _COMPILED = "compiled code runs eager in the session: compiled code does not call hooks"
@@ -27,6 +28,18 @@ _COMPILER = "torch._dynamo"  # torch imports it when something is compiled for t
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``module`` is ``torch.compile``'s wrapper, or was compiled in place by ``module.compile()``."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_under_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` is part of a compiled model; looks for those among all objects where anything is compiled."""
+    if not _something_is_compiled():
+        return False
+    for candidate in gc.get_objects():
+        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
+        if issubclass(type(candidate), nn.Module) and is_compiled(candidate):
+            if any(part is module for part in candidate.modules()):
+                return True
+    return False
 
 
 @contextlib.contextmanager
@@ -122,7 +135,8 @@ _compiler = _Switch(_compiler_off)
 def _something_is_compiled() -> bool:
     """Whether ``torch.compile`` was called in this process, on whatever."""
     compiler = sys.modules.get(f"{_COMPILER}.eval_frame")
-    return bool(getattr(compiler, "cached_backends", None))
+    # torch's own functions that are kept from compilation, as those of optimizers are, stand there with no backend
+    return any(map(callable, list(getattr(compiler, "cached_backends", {}).values())))
 
 
 class _CompilerImport(importlib.abc.MetaPathFinder):

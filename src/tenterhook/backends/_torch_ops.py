@@ -23,7 +23,11 @@ _MOST_FRAMES = 100
 
 
 class OpMode(TorchFunctionMode):
-    """Tells a listener of the functional calls of one thread. Attributes of tensors (``x.T``, ``x.shape``) are no calls."""
+    """Tells a listener of the functional calls of one thread.
+
+    Attributes of tensors (``x.T``, ``x.shape``) are no calls, and what torch itself calls of its private functions
+    (``_make_dual``) is left out; ``torch.sparse.mm`` is such a function, called by the user.
+    """
 
     def __init__(self, listener: OpListener) -> None:
         super().__init__()
@@ -35,9 +39,11 @@ class OpMode(TorchFunctionMode):
         """Run ``func`` and tell of it; torch has taken this mode off meanwhile."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "") or type(func).__name__
-        if name in _ATTRIBUTES:
+        plain = _plain(name)
+        private = plain[0] == "_" and sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+        if private or name in _ATTRIBUTES:
             return func(*args, **kwargs)
-        begun = self._listener.begins(_plain(name), _line_of_user)
+        begun = self._listener.begins(plain.lstrip("_") or plain, _line_of_user)
         if begun is None:
             return func(*args, **kwargs)
         try:

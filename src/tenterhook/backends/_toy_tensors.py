@@ -161,6 +161,10 @@ class Tap:
         if tensor is not None and self in tensor.taps:
             tensor.taps.remove(self)
 
+    def __deepcopy__(self, memo: object) -> Tap:
+        """Return a tap that does nothing: a copy of a model is not watched."""
+        return Tap(Tensor(0.0), lambda gradient: None, None, None)
+
 
 def backward_token() -> int:
     """Return the number of the backward pass that is running in this thread, or -1."""

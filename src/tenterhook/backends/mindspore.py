@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import mindspore
@@ -21,10 +22,12 @@ from tenterhook.backends import After, Before, Detachable, Failed, InstalledHook
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
 from tenterhook.backends._mindspore_load import register_load_post_hook
+from tenterhook.backends._mindspore_numpy import warn_about_numpy
+from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
-from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on
+from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -38,6 +41,7 @@ class MindSporeBackend:
     name = "mindspore"
     tensor_types: tuple[type, ...] = (mindspore.Tensor,)
     tells_backward_end = True
+    knows_what_gets_gradients = False
     works_in_place_on_aliases = False
 
     def __init__(self) -> None:
@@ -47,6 +51,7 @@ class MindSporeBackend:
         return isinstance(value, nn.Cell)
 
     def check(self, model: Any) -> None:
+        warn_about_numpy(stacklevel=3)
         models.check(model)
 
     def entries(self, model: nn.Cell) -> list[Entry]:
@@ -60,6 +65,9 @@ class MindSporeBackend:
 
     def fused(self, model: nn.Cell) -> Collection[str]:
         return ()  # our hooks change nothing of what runs
+
+    def is_compiled(self, module: nn.Cell) -> bool:
+        return False  # a compiled cell is refused
 
     def forward_function(self, module: nn.Cell) -> Callable[..., Any]:
         return module.construct
@@ -89,11 +97,7 @@ class MindSporeBackend:
         return Listener("calls", on_call)
 
     def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
-        if before:
-            raise UnsupportedError(
-                "MindSpore tells of an optimizer's step only afterwards\n  use hooks.before(optimizer_class, '__call__', fn)"
-            )
-        return Listener("steps", fn)
+        return Listener("steps to come" if before else "steps", fn)
 
     def on_load(self, module: nn.Cell, fn: Callable[[Any, Any], None]) -> Detachable:
         return register_load_post_hook(module, fn)
@@ -102,10 +106,14 @@ class MindSporeBackend:
         raise UnsupportedError("the hooks on a MindSpore cell cannot be listed\n  print(hooks) shows those of th.hooks")
 
     def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
-        raise UnsupportedError("functional calls in MindSpore are not seen\n  leave ops=True out")
+        tell_once(MISSES)
+        return OpMode(listener)
 
     def owns_forward(self, module: nn.Cell) -> bool:
-        return type(module).construct.__module__.partition(".")[0] == "mindspore"
+        return is_builtin_construct(module)
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return traceback
 
     def has_optimizer(self, model: nn.Cell) -> bool:
         return models.has_optimizer(model)

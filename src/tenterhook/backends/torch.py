@@ -11,6 +11,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
 from typing import Any, cast
 
 import ml_dtypes
@@ -34,10 +35,11 @@ from tenterhook.backends import (
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
-from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
+from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -158,6 +160,7 @@ class TorchBackend:
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
@@ -186,6 +189,9 @@ class TorchBackend:
 
     def fused(self, model: nn.Module) -> Collection[str]:
         return models.fused(model)
+
+    def is_compiled(self, module: nn.Module) -> bool:
+        return is_under_compiled(module)
 
     def forward_function(self, module: nn.Module) -> Callable[..., Any]:
         return module.forward
@@ -245,6 +251,9 @@ class TorchBackend:
 
     def owns_forward(self, module: nn.Module) -> bool:
         return is_builtin_forward(module)
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return bare_traceback(traceback)
 
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)

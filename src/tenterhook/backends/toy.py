@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,7 @@ class ToyBackend:
     name = "toy"
     tensor_types: tuple[type, ...] = (Tensor,)
     tells_backward_end = True
+    knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
     def is_model(self, value: object) -> bool:
@@ -260,6 +262,9 @@ class ToyBackend:
     def fused(self, model: Any) -> Collection[str]:
         return ()
 
+    def is_compiled(self, module: Module) -> bool:
+        return False
+
     def forward_function(self, module: Module) -> Callable[..., Any]:
         return module.forward
 
@@ -302,6 +307,9 @@ class ToyBackend:
 
     def owns_forward(self, module: Module) -> bool:
         return type(module).__module__ == __name__
+
+    def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
+        return traceback
 
     def has_optimizer(self, model: Module) -> bool:
         own = {id(parameter) for parameter in model.parameters()}

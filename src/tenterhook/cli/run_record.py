@@ -54,6 +54,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
     session.start()
     with _closed_by_signals(close):
         error = script.run(target)
+        session.tidy(error)
         script.show_error(error)
         script.wait_for_threads()
         code = close(error)

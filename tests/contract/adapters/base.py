@@ -25,7 +25,8 @@ class Adapter(ABC):
     """Builds nets from NumPy weights, and runs them, in one framework."""
 
     name: str
-    checkpoints: bool = True
+    dtype: str = "float32"  # of its tensors
+    lacks: frozenset[str] = frozenset()  # of "checkpoints", "assignment" to parts of a tensor
 
     # --- building ---
     @abstractmethod
@@ -33,6 +34,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def array(self, tensor: Any) -> np.ndarray: ...
+
+    def parameter_array(self, name: str, tensor: Any) -> np.ndarray:
+        """Return what belongs to a parameter, in the layout of this contract: weights as (outputs, inputs)."""
+        return self.array(tensor)
 
     @abstractmethod
     def linear(self, weight: np.ndarray, bias: np.ndarray | None = None) -> Any:
