@@ -13,6 +13,11 @@ Tapping = Callable[[str, Any, bool], "Detachable | str | None"]
 """``(slot, tensor, is the tensor itself and not its alias)``; puts a tap on."""
 
 
+_shared: dict[
+    int, tuple[int, Any, Any]
+] = {}  # id of an alias -> its module, the tensor behind it, the alias; while it runs
+
+
 class InputAliases:
     """The aliases of one call, and the taps on them.
 
@@ -20,21 +25,43 @@ class InputAliases:
     it is before the module runs, and once the module has run one of the two taps is taken off.
     """
 
-    __slots__ = ("_backend", "_taps", "by_slot")
+    __slots__ = ("_backend", "_made", "_module", "_own", "_taps", "by_slot")
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, module: Any = None) -> None:
         self._backend = backend
+        self._module = None if module is None else id(module)
+        self._made: dict[int, Any] = {}  # id of the tensor -> its alias
+        self._own: list[Any] = []
         self._taps: list[tuple[Any, int | None, Detachable | None, Detachable | None]] = []
         self.by_slot: dict[str, Any] = {}
 
-    def add(self, slot: str, tensor: Any, tap: Tapping | None) -> None:
-        """Make an alias of one input; ``tap=None`` leaves it without taps."""
+    def add(self, slot: str, tensor: Any, tap: Tapping | None) -> bool:
+        """Make an alias of one input; ``tap=None`` leaves it without taps.
+
+        Returns:
+            False where the tensor has been given before: it has one alias, since modules ask whether their query *is* their
+            key, and its gradient comes at the first place.
+        """
+        if id(tensor) in self._made:
+            self.by_slot[slot] = self._made[id(tensor)]
+            return False
         backend = self._backend
-        alias = self.by_slot[slot] = backend.alias(tensor)
+        first = id(tensor)
+        shared = _shared.get(first)
+        if shared is not None and shared[0] == self._module:
+            # A hook put on before has made it: on one alias the taps run in the order in which they were put on.
+            tensor, alias = shared[1:]
+        else:
+            alias = backend.alias(tensor)
+            if self._module is not None:
+                _shared[id(alias)] = (self._module, tensor, alias)
+                self._own.append(alias)
+        self._made[first] = self.by_slot[slot] = alias
         if tap is not None:
             inner = tap(slot, alias, False)
             outer = None if backend.is_leaf(tensor) else tap(slot, tensor, True)
             self._taps.append((alias, backend.version(alias), _put_on(inner), _put_on(outer)))
+        return True
 
     def settle(self, where: str) -> None:
         """The module has run: keep, of each pair of taps, the one that will see the gradient.
@@ -43,8 +70,25 @@ class InputAliases:
             UnsupportedError: the module has changed an alias in place, and the framework gives wrong gradients then.
         """
         taps, self._taps = self._taps, []
+        self._forget()
         for alias, version, inner, outer in taps:
             settle_alias(self._backend, alias, version, inner, outer, where)
+
+    def drop(self) -> None:
+        """The module has raised: no gradient of this call is waited for."""
+        taps, self._taps = self._taps, []
+        self._forget()
+        for _, _, *both in taps:
+            for tap in both:
+                if tap is not None:
+                    tap.remove()
+
+    def _forget(self) -> None:
+        for alias in self._own:
+            _shared.pop(id(alias), None)
+        self._own.clear()
+        self._made.clear()
+        self.by_slot = {}
 
 
 def _put_on(tap: Detachable | str | None) -> Detachable | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
-from tenterhook.errors import EditError, TenterhookWarning
+from tenterhook.errors import EditError, TenterhookError, TenterhookWarning
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
+from tenterhook.notes import add_note, call_note, note_error
 from tenterhook.replacing import check_replacement, replacement_arguments
 from tenterhook.values import ParameterNames, bind_arguments, leaves, replace_arguments
 
@@ -33,6 +35,11 @@ class _CallHook:
     @property
     def where(self) -> str:
         return f"{self.site.kind} of {self.site.path or '(root)'} ({name_of(self.site.fn)})"
+
+    def note_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+        """The call has raised: say on the error which one it was."""
+        if not isinstance(error, TenterhookError) and not self.backend.is_early_stop(error):  # those say it themselves
+            note_error(error, call_note(self.backend, self.site.path, module, args, kwargs))
 
     def count(self) -> None:
         if self.backend.in_backward():
@@ -97,7 +104,11 @@ class ForwardPreHook(_CallHook):
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
-        return self.backend.attach(module, self._before, None, first=first)
+        return self.backend.attach(module, self._before, None, self._failed, first=first)
+
+    def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
+        if self.site.live:
+            self.note_call(module, args, kwargs, error)
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.site.applies:
@@ -135,7 +146,7 @@ class ForwardHook(_CallHook):
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
-        return self.backend.attach(module, None, self._after, self._failed if self.always_call else None, first=first)
+        return self.backend.attach(module, None, self._after, self._failed, first=first)
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self.with_kwargs:
@@ -154,9 +165,17 @@ class ForwardHook(_CallHook):
         return new
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-        if self.site.live and not self.site.busy and not self.backend.is_early_stop(error):
-            self.count()
+        if not self.site.live or self.backend.is_early_stop(error):
+            return
+        self.note_call(module, args, kwargs, error)
+        if not self.always_call or self.site.busy:
+            return
+        self.count()
+        try:
             self._call(module, args, kwargs, None)
+        except Exception as own:  # the error of the call wins; this one is told with it, and never instead of it
+            self.site.reason = f"raised {type(own).__name__}: {own}"
+            add_note(error, f"the {self.where} also raised {type(own).__name__}: {own}")
 
 
 class BackwardHook(_CallHook):
@@ -167,20 +186,44 @@ class BackwardHook(_CallHook):
         self.gathering = gathering
         self.wants_input = site.kind == "backward"
         self._names: ParameterNames | None = None
+        self._module: Any = None  # weak: the hook must not keep its owner
+        self._held: Any = None  # weak: what the calls of that module have in common
         self._running: dict[int, list[_Running]] = {}  # thread -> calls that have begun and not ended
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
         self._names = ParameterNames.of(self.backend.forward_function(module))
+        self._module = weakref.ref(module)
+        self.site.at_removal = self.release
         return self.backend.attach(module, self._before, self._after, self._failed, first=first)
+
+    def release(self) -> None:
+        """Let go of the module and of calls that never ended; the hook is off."""
+        held = None if self._held is None else self._held()
+        if held is not None:
+            held.module = None
+        for stack in list(self._running.values()):
+            for running in stack:
+                running.aliases.drop()
+        self._running.clear()
+
+    def _hold(self, module: Any) -> _Held:
+        """Return what a call's graph holds of its module: the module, until the hook comes off."""
+        if module is not self._module():
+            return _Held(module)  # a replica, which nobody else may hold until its backward pass
+        held = None if self._held is None else self._held()
+        if held is None:
+            held = _Held(module)
+            self._held = weakref.ref(held)
+        return held
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.gathering.forward_begins()
         if not self.site.live:
             return None
-        fire = partial(self._fire_input if self.wants_input else self._fire_output, module)
+        fire = partial(self._fire, self._hold(module))
         gradients = CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where)
-        running = _Running(gradients, InputAliases(self.backend))
+        running = _Running(gradients, InputAliases(self.backend, module))
         self._running.setdefault(threading.get_ident(), []).append(running)
         if not self.wants_input:
             return None
@@ -194,10 +237,8 @@ class BackwardHook(_CallHook):
 
         expected: list[bool] = []
         for slot, tensor in entries:
-            comes = tensor is not None and self.backend.wants_gradient(tensor)
-            expected.append(comes)
-            if comes:
-                aliases.add(slot, tensor, tap)
+            wanted = tensor is not None and self.backend.wants_gradient(tensor)
+            expected.append(wanted and aliases.add(slot, tensor, tap))
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
         return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
 
@@ -224,7 +265,11 @@ class BackwardHook(_CallHook):
             self.site.calls += 1
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-        self._take()
+        running = self._take()
+        if running is not None:
+            running.aliases.drop()
+        if self.site.live:
+            self.note_call(module, args, kwargs, error)
 
     def _take(self) -> _Running | None:
         running = self._running.get(threading.get_ident())
@@ -233,17 +278,13 @@ class BackwardHook(_CallHook):
     def _arrived(self, gradients: CallGradients, side: str, slot: str, gradient: Any) -> Any:
         return gradients.arrived(side, slot, gradient) if self.site.live else None
 
-    def _fire_output(self, module: Any, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
+    def _fire(self, held: _Held, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
         if not self.site.live:
             return None
         self.site.fired += 1
-        return self._replacements(grad_output, self.site.call(*self.first, module, grad_output))
-
-    def _fire_input(self, module: Any, grad_input: Gradients, grad_output: Gradients) -> Sequence[Any] | None:
-        if not self.site.live:
-            return None
-        self.site.fired += 1
-        return self._replacements(grad_input, self.site.call(*self.first, module, grad_input, grad_output))
+        if self.wants_input:
+            return self._replacements(grad_input, self.site.call(*self.first, held.module, grad_input, grad_output))
+        return self._replacements(grad_output, self.site.call(*self.first, held.module, grad_output))
 
     def _replacements(self, old: Gradients, returned: Any) -> Sequence[Any] | None:
         if returned is None:
@@ -263,6 +304,15 @@ class BackwardHook(_CallHook):
                 )
             check_replacement(self.backend, before, after, f"{self.where} {slot}".rstrip())
         return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+class _Held:
+    """What the graph of a call holds of the module; emptied when the hook comes off, so that a kept output keeps no model."""
+
+    __slots__ = ("__weakref__", "module")
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
 
 
 class _Running:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import UnsupportedError
+from tenterhook.notes import call_note, note_error
 from tenterhook.recording.blocks import ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import LiveCall, Tracker, Watched
@@ -46,6 +48,16 @@ class CaptureOptions:
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     ops: bool | str = False  # functional calls: those of the user's modules, or "all"
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
+    note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
+
+
+class _Pass:
+    """A backward pass that is running; held by the framework until its end, so that one that fails is forgotten, too."""
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[LiveCall] = []  # with gradients still missing
 
 
 class Capture:
@@ -76,9 +88,10 @@ class Capture:
         self._lock = threading.RLock()
         self._calls: list[tuple[Any, ...]] = []
         self._block = self._new_block()
-        self._leaf_taps: dict[tuple[int, int, str], Detachable] = {}
+        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
-        self._passes: dict[int, list[LiveCall]] = {}  # backward pass -> calls with gradients still missing in it
+        self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+        self._untold: _Pass | None = None  # the newest one, where the framework does not tell when a pass ends
         self._types = backend.tensor_types
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
@@ -126,6 +139,12 @@ class Capture:
             self.closed = True
             self.detach()
 
+    def _give_up(self, error: Exception) -> None:
+        told = self.failure is not None
+        self.stop(f"{type(error).__name__}: {error}")
+        if not told:
+            _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
+
     def guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
@@ -136,8 +155,7 @@ class Capture:
         except Exception as error:
             if self.options.on_error == "raise" or isinstance(error, UnsupportedError):
                 raise  # what cannot be watched without changing the run is no fault of ours
-            self.stop(f"{type(error).__name__}: {error}")
-            _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
+            self._give_up(error)
             return None
         finally:
             self.hook_ns += time.perf_counter_ns() - start
@@ -153,6 +171,8 @@ class Capture:
     # --- forward ---------------------------------------------------------------------------------------------------
     def _before(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self.tracker.begin(watched)
+        if self.tracker.stale:
+            self._record_stale()
         if not (watched.wanted and self.active):
             return None
         call.followed = True
@@ -166,6 +186,8 @@ class Capture:
 
     def _after(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call = self.tracker.end(watched)
+        if self.tracker.stale:
+            self._record_stale()
         if call is None or not call.followed:
             return
         if call.recorded:
@@ -195,14 +217,37 @@ class Capture:
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:
         call = self.tracker.end(watched)
-        if call is not None and call.recorded:
-            stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+        if self.tracker.stale:
+            self._record_stale()
+        if call is None:
+            return
+        if call.aliases is not None:
+            call.aliases.drop()
+            call.aliases = None
+        stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+        if call.recorded:
             self._call_row(call, None if stopped else f"{type(error).__name__}: {error}")
+        if self.options.note_errors and call.followed and not stopped:
+            place = f"call {call.number} of step {call.step}"
+            note_error(
+                error,
+                call_note(self.backend, watched.path, module, args, kwargs, names=watched.input_names, call=place),
+            )
 
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
         text = "did not end" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-        for call in self.tracker.abandon():
+        self._never_ended(self.tracker.abandon(), text)
+
+    def _record_stale(self) -> None:
+        stale, self.tracker.stale = self.tracker.stale, []
+        self._never_ended(stale, "did not end")
+
+    def _never_ended(self, calls: Iterable[LiveCall], text: str) -> None:
+        for call in calls:
+            if call.aliases is not None:
+                call.aliases.drop()
+                call.aliases = None
             if call.recorded:
                 self._call_row(call, text)
 
@@ -323,7 +368,7 @@ class Capture:
         pending = call.pending
         pending[kind, slot] = token
         if len(pending) > 1:
-            self._passes[token].append(call)
+            self._passes[token].calls.append(call)
         self.value(target, kind, slot, gradient, backward=True, note=note)
 
     def _begin_backward(self, call: LiveCall, token: int) -> None:
@@ -331,9 +376,9 @@ class Capture:
         call.pass_number += 1
         call.backward_seq = self.tracker.next_seq()
         if token not in self._passes:
-            self._passes[token] = []
-            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token)):
-                self._passes = {token: []}
+            running = self._passes[token] = _Pass()
+            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token, running)):
+                self._untold = running
         passes = [token]
         while passes[-1] in self._outer_passes:
             passes.append(self._outer_passes[passes[-1]])
@@ -346,15 +391,16 @@ class Capture:
             (
                 call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
                 call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                threading.get_ident(), self.tracker.now_ns(), None, None, call.source,
+                self.tracker.thread(), self.tracker.now_ns(), None, None, call.source,
             )
         )  # fmt: skip
 
-    def _end_backward(self, token: int) -> None:
+    def _end_backward(self, token: int, running: _Pass) -> None:
         """Tell the gradients that did not come from those that are zero."""
         self._outer_passes.pop(token, None)
         seen: set[int] = set()
-        for call in self._passes.pop(token, ()):
+        self._passes.pop(token, None)
+        for call in running.calls:
             if id(call) in seen:
                 continue
             seen.add(id(call))
@@ -400,7 +446,13 @@ class Capture:
         """Take everything off and hand over what is left."""
         self.closed = True
         self.detach()
-        for tap in self._leaf_taps.values():
+        for tap in list(self._leaf_taps.values()):
             tap.remove()
         self._leaf_taps.clear()
-        self.flush()
+        self.tracker.release()
+        try:
+            self.flush()
+        except Exception as error:  # a fault of ours, which must not end somebody's training
+            if self.options.on_error == "raise":
+                raise
+            self._give_up(error)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend
@@ -97,9 +99,10 @@ class CallGradients:
         here = self._inputs if side == "input" else self._outputs
         if slot in here.came:  # an alias and the tensor behind it: the first to come counts
             return None
-        here.came[slot] = gradient
         if self._fired:
+            here.came[slot] = None
             return None
+        here.came[slot] = gradient
         if self._replaces == "output":
             return self._finish(slot) if side == "input" or self._outputs.is_complete() else None
         return self._finish(slot) if side == "input" and self._inputs.is_complete() else None
@@ -118,8 +121,10 @@ class CallGradients:
     def _finish(self, arriving: str | None) -> Any:
         self._fired = True
         self._gathering.done(self)
-        grad_output = self._outputs.gradients()
-        replaced = self._fire(self._inputs.gradients(), grad_output)
+        grad_input, grad_output = self._inputs.gradients(), self._outputs.gradients()
+        for side in (self._inputs, self._outputs):  # a graph that is kept must not keep the gradients, too
+            side.came = dict.fromkeys(side.came)
+        replaced = self._fire(grad_input, grad_output)
         if replaced is None:
             return None
         side = self._outputs if self._replaces == "output" else self._inputs
@@ -157,6 +162,15 @@ class _Side:
         return Gradients([self.came.get(slot) for slot in self.slots], self.slots)
 
 
+class _Pass:
+    """A backward pass that is running; held by the framework until its end, so that one that fails is forgotten, too."""
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[CallGradients] = []
+
+
 class Gathering:
     """The calls of one session whose gradients are on their way."""
 
@@ -164,7 +178,8 @@ class Gathering:
         self.backend = backend
         self._clock = itertools.count()
         self.passes = 0  # backward passes that have reached some call
-        self._open: dict[tuple[int, int], list[CallGradients]] = {}  # (thread, backward pass) -> calls
+        self._open: weakref.WeakValueDictionary[tuple[int, int], _Pass] = weakref.WeakValueDictionary()
+        self._untold: dict[tuple[int, int], _Pass] = {}  # where the framework does not tell when a pass ends
 
     def tick(self) -> int:
         """Return the next point in the order of calls."""
@@ -174,11 +189,13 @@ class Gathering:
         """A gradient of ``call`` has come: calls after it are done with, since gradients come last call first."""
         token = self.backend.backward_token()
         key = (threading.get_ident(), token)
-        calls = self._open.get(key)
-        if calls is None:
-            calls = self._open[key] = []
+        running = self._open.get(key)
+        if running is None:
+            running = self._open[key] = _Pass()
             self.passes += 1
-            self.backend.at_backward_end(lambda: self._finish(key))
+            if not self.backend.at_backward_end(partial(self._finish, key, running)):
+                self._untold[key] = running
+        calls = running.calls
         for later in sorted((one for one in calls if one.begun > call.ended), key=lambda one: -one.begun):
             later.finish()
         if call not in calls:
@@ -187,25 +204,28 @@ class Gathering:
 
     def done(self, call: CallGradients) -> None:
         """The callback of ``call`` has run in this pass."""
-        for calls in self._open.values():
-            if call in calls:
-                calls.remove(call)
+        for running in list(self._open.values()):
+            if call in running.calls:
+                running.calls.remove(call)
 
-    def _finish(self, key: tuple[int, int]) -> None:
-        for call in sorted(self._open.pop(key, ()), key=lambda one: -one.begun):
+    def _finish(self, key: tuple[int, int], running: _Pass) -> None:
+        self._open.pop(key, None)
+        for call in sorted(running.calls, key=lambda one: -one.begun):
             call.finish()
 
     def forward_begins(self) -> None:
         """A forward call outside any backward pass: passes of this thread that are still open have ended, or have failed."""
         if self._open and not self.backend.in_backward():
             thread = threading.get_ident()
-            for key in [key for key in self._open if key[0] == thread]:
-                calls = self._open.pop(key)
-                if not self.backend.tells_backward_end:
-                    for call in sorted(calls, key=lambda one: -one.begun):
+            for key in [key for key in list(self._open) if key[0] == thread]:
+                self._open.pop(key, None)
+                running = self._untold.pop(key, None)
+                if running is not None:
+                    for call in sorted(running.calls, key=lambda one: -one.begun):
                         call.finish()
 
     def close(self) -> None:
         """Give what has come so far to its callbacks, where the framework does not tell when a pass ends."""
         self.forward_begins()
         self._open.clear()
+        self._untold.clear()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
@@ -15,8 +15,9 @@ from typing_extensions import Self
 
 from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
+from tenterhook.notes import note_error
 
-__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "note_error"]
+__all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "without_cycle"]
 
 _running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, the innermost last
 
@@ -24,12 +25,6 @@ _running: dict[int, list[HookSite]] = {}  # thread -> callbacks that run in it, 
 def in_callback() -> bool:
     """Whether some callback of tenterhook is running in this thread."""
     return bool(_running.get(threading.get_ident()))
-
-
-def note_error(error: BaseException, text: str) -> None:
-    """Add a line to an exception's message, where Python can (3.11 on)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -61,6 +56,30 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
         ) from None
 
 
+class _OwnMethod:
+    """A method of the model's own, as a callback on the model: held by it anyway, so that it need not be held again."""
+
+    def __init__(self, method: Any) -> None:
+        self.__qualname__ = method.__qualname__
+        self._method = weakref.WeakMethod(method)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._method()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        method = self._method()
+        return None if method is None else method(*arguments, **keywords)
+
+
+def without_cycle(fn: Callable[..., Any], modules: Iterable[object]) -> Callable[..., Any]:
+    """Return a callback that does not keep a model alive which it is itself a method of."""
+    owner = getattr(fn, "__self__", None)
+    if inspect.ismethod(fn) and any(module is owner for module in modules):
+        return _OwnMethod(fn)
+    return fn
+
+
 class HookSite:
     """One callback on one module, parameter, tensor or function."""
 
@@ -68,6 +87,7 @@ class HookSite:
         "_attachment",
         "_lasting",
         "_repeating",
+        "at_removal",
         "calls",
         "fired",
         "fn",
@@ -91,8 +111,11 @@ class HookSite:
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong
+        self.at_removal: Callable[[], None] | None = None
         self._attachment: Detachable | None = None
-        self._lasting: dict[object, Detachable] = {}  # taps on leaves, which no graph takes with it
+        self._lasting: weakref.WeakValueDictionary[object, Any] = (
+            weakref.WeakValueDictionary()
+        )  # taps on leaves, which no graph takes with it
         self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
@@ -132,7 +155,7 @@ class HookSite:
         try:
             return self.fn(*arguments, **keywords)
         except Exception as error:
-            note_error(error, f"tenterhook: raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
+            note_error(error, f"raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise
         finally:
             running.pop()
@@ -159,9 +182,12 @@ class HookSite:
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
-        for tap in self._lasting.values():
+        for tap in list(self._lasting.values()):
             tap.remove()
         self._lasting.clear()
+        if self.at_removal is not None:
+            self.at_removal()
+            self.at_removal = None
         if self._attachment is not None:
             self._attachment.remove()
             self._attachment = None

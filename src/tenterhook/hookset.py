@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +15,7 @@ from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
 from tenterhook.errors import HookError
 from tenterhook.event_hooks import GradientHook
 from tenterhook.gathering import Gathering
-from tenterhook.handles import Handle, HookSite, check_signature, name_of
+from tenterhook.handles import Handle, HookSite, check_signature, name_of, without_cycle
 from tenterhook.parameters import tap_parameter
 from tenterhook.process_hooks import ProcessHooks
 from tenterhook.reasons import SiteReasons, WeightUse
@@ -30,8 +32,9 @@ class HookSet(ProcessHooks):
     def __init__(self, model: Any) -> None:
         self._backend: Backend = find_backend(model)
         self._backend.check(model)
-        self._entries = self._backend.entries(model)
-        self._model_name = type(self._entries[0].module).__name__
+        entries = self._backend.entries(model)
+        self._model_name = type(entries[0].module).__name__
+        self._weak_entries = [(replace(entry, module=None), weakref.ref(entry.module)) for entry in entries]
         self._parameters = self._backend.parameters(model)
         self._weights = WeightUse(self._backend, model)
         self._gathering = Gathering(self._backend)
@@ -39,6 +42,13 @@ class HookSet(ProcessHooks):
         self._closed = False
         self._stack = self._backend.seeing_everything(model)
         self._told = self._stack.__enter__()
+
+    @property
+    def _entries(self) -> list[Entry]:
+        """The modules as they were when the set was opened; hooks keep no module alive, nor does their set."""
+        if self._weak_entries[0][1]() is None:
+            return []
+        return [replace(entry, module=module) for entry, ref in self._weak_entries if (module := ref()) is not None]
 
     # --- registration ----------------------------------------------------------------------------------------------
     def forward_pre(
@@ -206,10 +216,12 @@ class HookSet(ProcessHooks):
         prepend: bool,
     ) -> Handle:
         self._check_open()
-        chosen = resolve(
-            select, self._entries, require_callable=True, parameters=[one.name for one in self._parameters]
-        )
+        entries = self._entries
+        if not entries:
+            raise HookError(f"the {self._model_name} that these hooks are for is gone\n  keep a reference to the model")
+        chosen = resolve(select, entries, require_callable=True, parameters=[one.name for one in self._parameters])
         check_signature(fn, names, kind)
+        fn = without_cycle(fn, [entry.module for entry in entries])
         handle = Handle(())
         try:
             for entry in chosen:
@@ -228,12 +240,14 @@ class HookSet(ProcessHooks):
             return
         self._closed = True
         self._gathering.close()
-        reasons = self._reasons()
-        for site in self.sites:
-            site.reason = reasons.why(site) or None
-        for handle in self._handles:
-            handle.remove()
-        self._stack.__exit__(None, None, None)
+        try:
+            reasons = self._reasons()
+            for site in self.sites:
+                site.reason = reasons.why(site) or None
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._stack.__exit__(None, None, None)
 
     remove = close
 

@@ -154,3 +154,4 @@ class ParameterWatch:
         """Take everything off; an unfinished step has no update."""
         self.pause()
         self._before = None
+        self._parameters = []

@@ -102,9 +102,11 @@ def replaced(path: str, module: Any, entry: Entry | None) -> str | None:
         entry: what is at its path now.
     """
     name = path or "(root)"
-    if module is None or (entry is not None and entry.module is not module):
+    if entry is None:
+        return f"module at '{name}' is no longer part of the model"
+    if entry.module is not module:
         return f"module at '{name}' is no longer the one hooked: it was replaced"
-    return f"module at '{name}' is no longer part of the model" if entry is None else None
+    return None
 
 
 class SiteReasons:
@@ -112,7 +114,7 @@ class SiteReasons:
 
     Args:
         backend: the model's framework.
-        entries: the modules as they were when the hooks were put on, the root first.
+        entries: the modules as they were when the hooks were put on, the root first; empty where the model is gone.
         sites: all places with a hook.
         weights: tells whose weights were used.
         gathering: tells whether gradients came.
@@ -126,11 +128,13 @@ class SiteReasons:
         weights: WeightUse,
         gathering: Gathering,
     ) -> None:
-        root = entries[0].module
-        weights.look(root)
+        self._gone = not entries
+        root = None if self._gone else entries[0].module
+        if root is not None:
+            weights.look(root)
         self._hooked = {entry.path: entry.module for entry in entries}
-        self._now = {entry.path: entry for entry in backend.entries(root)}
-        self._blind = backend.blind_spots(root)
+        self._now = {} if root is None else {entry.path: entry for entry in backend.entries(root)}
+        self._blind = {} if root is None else backend.blind_spots(root)
         self._called = {site.path for site in sites if site.kind in ON_CALLS and (site.fired or site.calls)}
         self._weights = weights
         self._passes = gathering.passes
@@ -139,6 +143,8 @@ class SiteReasons:
         """Say why a hook has not fired, or does no more; empty where nothing is wrong."""
         if site.reason or not site.live:
             return "" if site.fired else site.reason or "removed before it could fire"
+        if self._gone and site.kind in ON_CALLS:
+            return "" if site.fired else "the model is gone"
         if site.kind in ON_CALLS:
             elsewhere = replaced(site.path, self._hooked.get(site.path), self._now.get(site.path))
             if elsewhere is not None:

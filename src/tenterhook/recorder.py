@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,7 +118,8 @@ class Recorder:
         sampling: Sampling,
         fused: str,
     ) -> None:
-        self._model = model
+        self._model_ref: Callable[[], Any] = weakref.ref(model)  # a recorder that has started keeps no model alive
+        self._waiting: Any = model
         self._backend = backend
         self._sink = sink
         self._manifest = manifest
@@ -128,6 +130,7 @@ class Recorder:
         self._watched = watch_model(backend, model, self._name, select, tensors, keep_fused=fused == "keep")
         self._weights: WeightUse | None = None
         self._capture.watched = self._watched
+        self._described = model_manifest(model, self._name, self._watched)
         self._ops = OpCapture(self._capture, implementation=options.ops == "all") if options.ops else None
         self._capture.around = None if self._ops is None else self._ops.around
         self._parameters = (
@@ -141,6 +144,10 @@ class Recorder:
         self._recording: Recording | None = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
+
+    @property
+    def _model(self) -> Any:
+        return self._model_ref()
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -158,6 +165,7 @@ class Recorder:
             if self._ops is not None:
                 self._stack.callback(self._ops.close)
             self._settle_hooks()
+            self._waiting = None
         except BaseException:
             self._stack.close()
             self._state = "closed"
@@ -180,6 +188,8 @@ class Recorder:
         finally:
             self._stack.close()
             self._sink.close(self._finished_manifest(), self._modules())
+            if isinstance(self._sink, MemorySink):
+                self._sink.before_read = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -209,7 +219,7 @@ class Recorder:
     def _step_ended(self, step: int) -> None:
         if self._parameters is not None:
             self._parameters.step_ended(step)
-        if step == 0 and self._weights is not None:
+        if step == 0 and self._weights is not None and self._model is not None:
             self._weights.look(self._model)  # gradients are cleared next
         self._manifest.steps = step + 1
         self._settle_hooks()
@@ -248,7 +258,9 @@ class Recorder:
     def _finished_manifest(self) -> Manifest:
         manifest = self._manifest
         manifest.ended = now()
-        manifest.models = [model_manifest(self._model, self._name, self._watched)]
+        if self._model is not None:
+            self._described = model_manifest(self._model, self._name, self._watched)
+        manifest.models = [self._described]
         manifest.cost = Cost(
             hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - self._began_ns) / 1e9
         )
@@ -343,7 +355,8 @@ def record(
         model: a torch ``Module`` or MindSpore ``Cell``.
         select: which modules (see :mod:`tenterhook.select`); all by default.
         kinds: of ``input``, ``output``, ``grad_input``, ``grad_output``, ``param``, ``param_grad``, ``update``; by default
-            output and grad_output, with ``tensors`` input too.
+            output and grad_output, with ``tensors`` input too. With ``grad_input`` the gradients of a tensor that is used
+            several times inside a module, and outside of it as well, are summed in another order: last bits may change.
         to: directory ``NAME.thk`` to write to; in memory by default.
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.

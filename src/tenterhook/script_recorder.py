@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -116,8 +116,9 @@ class ScriptRecorder:
         self._select = list(select) if select else None
         self._tensors = tensors
         wanted = check_kinds(kinds, tensors=tensors)
-        self._options = capture_options(
-            wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True
+        self._options = replace(
+            capture_options(wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True),
+            note_errors=False,  # a script's traceback is its own
         )
         self._sampling = Sampling(every, steps)
         self._manifest = start_manifest(
@@ -269,7 +270,7 @@ class ScriptRecorder:
         capture.guarded(self._take_in, capture, module, args, kwargs)
 
     def _take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        running = capture.tracker.running()
+        running = capture.tracker.settled()
         if running is None:
             self._adopt(capture, module)
         else:

@@ -72,7 +72,7 @@ class Watched:
         self.gradient_count = 0
         self.no_gradient: Counter[str] = Counter()
         self.step = -1
-        self.numbers: dict[int, int] = {}  # thread -> calls so far in this step
+        self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
         self.step_calls: list[LiveCall] = []
         self.recomputed = 0
 
@@ -183,6 +183,10 @@ class _Rerun:
         return calls[index] if index < len(calls) else None
 
 
+def _nothing(*arguments: object) -> None:
+    pass
+
+
 class Tracker:
     """Follows the calls of one session.
 
@@ -203,7 +207,11 @@ class Tracker:
         self.passes = OutermostPasses(backend)
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence = itertools.count()
-        self._home_thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._thread_numbers = itertools.count()
+        self._home_thread = self.thread()
+        self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
         self._origin_ns = time.perf_counter_ns()
         self._roots_run: set[Watched] = set()
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
@@ -230,13 +238,23 @@ class Tracker:
         """Return monotonic nanoseconds since the session began."""
         return time.perf_counter_ns() - self._origin_ns
 
+    def thread(self) -> int:
+        """Return this thread's number: 0 where the session began; not its identifier, which the next thread may get again."""
+        try:
+            return self._local.number
+        except AttributeError:
+            self._local.number = number = next(self._thread_numbers)
+            return number
+
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
         """Open a call of ``watched`` in this thread."""
-        thread = threading.get_ident()
+        thread = self.thread()
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
+        elif stack and watched.is_root:
+            self._unwind(stack)
         outer = stack[-1] if stack else None
         repeats = (thread in self._reruns or self._in_backward()) and self._repeats(watched, thread)
         if repeats:
@@ -250,7 +268,7 @@ class Tracker:
         self._find_regions(call, outer)
         self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
-            self.passes.forward_begins(thread)
+            self.passes.forward_begins(threading.get_ident())
             self._number(call)
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
@@ -285,21 +303,27 @@ class Tracker:
 
     def _number(self, call: LiveCall) -> None:
         watched = call.watched
-        if watched.step != call.step:
-            watched.step = call.step
-            watched.numbers = {}
-            watched.step_calls = []
-            watched.recomputed = 0
-        call.number = watched.numbers.get(call.thread, 0)
-        watched.numbers[call.thread] = call.number + 1
-        watched.call_count += 1
+        numbers = watched.numbers
+        with self._lock:
+            if watched.step != call.step:
+                watched.step = call.step
+                watched.step_calls = []
+                watched.recomputed = 0
+            last = numbers.get(call.thread)
+            if last is None or last[0] != call.step:
+                for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
+                    del numbers[thread]  # threads come and go
+                last = call.step, 0
+            call.number = last[1]
+            numbers[call.thread] = call.step, call.number + 1
+            watched.call_count += 1
         if not call.regions:
             watched.step_calls.append(call)
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
         """Follow a region that is run again; the framework breaks it off as soon as it has what it needs."""
-        thread = threading.get_ident()
+        thread = self.thread()
         stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
         height = len(stack)
         reruns.append(_Rerun(first))
@@ -312,26 +336,53 @@ class Tracker:
             if not reruns:
                 self._reruns.pop(thread, None)
             del stack[height:]
+            if not stack:
+                self._stacks.pop(thread, None)
 
     def end(self, watched: Watched) -> LiveCall | None:
         """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""
-        stack = self._stacks.get(threading.get_ident())
-        while stack:
+        thread = self.thread()
+        stack = self._stacks.get(thread)
+        if not stack or not any(call.watched is watched for call in reversed(stack)):
+            return None  # it never began: a hook before ours has raised
+        call = stack.pop()
+        while call.watched is not watched:
+            self.stale.append(call)
             call = stack.pop()
-            if call.watched is watched:
-                return call
-        return None
+        if not stack and thread not in self._reruns:
+            del self._stacks[thread]
+        return call
+
+    def _unwind(self, stack: list[LiveCall]) -> None:
+        """Forget calls that an interrupt, or another exception that goes past all hooks, has ended."""
+        running = {id(module) for module in self._backend.running_modules()[1:]}  # the first is the call that begins
+        while stack and id(stack[-1].watched.ref()) not in running:
+            self.stale.append(stack.pop())
 
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
-        stack = self._stacks.get(threading.get_ident())
+        stack = self._stacks.get(self.thread())
+        return stack[-1] if stack else None
+
+    def settled(self) -> LiveCall | None:
+        """Return the innermost running call of this thread, for a call that begins and has no hooks yet."""
+        stack = self._stacks.get(self.thread())
+        if stack:
+            self._unwind(stack)
         return stack[-1] if stack else None
 
     def abandon(self) -> Iterator[LiveCall]:
         """Yield the calls that are still open, innermost first, and forget them (an interrupt, the session's end)."""
+        stale, self.stale = self.stale, []
+        yield from stale
         for stack in list(self._stacks.values()):
             while stack:
                 yield stack.pop()
+        self._stacks.clear()
+
+    def release(self) -> None:
+        """Let go of the session, which is over."""
+        self._on_step_begin = self._on_step_end = _nothing
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:

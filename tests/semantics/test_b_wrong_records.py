@@ -145,8 +145,8 @@ def test_rnn_cell_in_a_loop_has_a_gradient_for_each_step_of_time():
                 kept.append(state[0])
             return torch.stack(kept)
 
-    with th.record(Loop(), "cell", tensors=True, on_error="raise") as rec:
-        model = rec._model
+    model = Loop()
+    with th.record(model, "cell", tensors=True, on_error="raise") as rec:
         out = model(x)
         out.sum().backward()
 
@@ -330,8 +330,9 @@ def test_counts_of_a_mask_and_of_a_repair():
     with th.record(model, on_error="raise") as rec:
         model(torch.tensor([[1.0, 2.0]]))
     assert list(_counts(rec).values()) == [(0, 0, 1), (0, 0, 0), (0, 0, 0), (0, 0, 0)]
-    with th.record(nn.Sequential(_Root(), Repair()), on_error="raise") as rec:
-        rec._model(torch.tensor([-1.0, 4.0]))
+    repaired = nn.Sequential(_Root(), Repair())
+    with th.record(repaired, on_error="raise") as rec:
+        repaired(torch.tensor([-1.0, 4.0]))
     assert _counts(rec) == {"0": (1, 0, 0), "1": (0, 0, 0), "": (0, 0, 0)}
 
 

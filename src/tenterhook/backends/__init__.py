@@ -196,6 +196,10 @@ class Backend(Protocol):
         """Put callbacks around every call of ``module``; ``first`` puts them ahead of hooks already there."""
         ...
 
+    def running_modules(self) -> list[Any]:
+        """List the modules whose calls are running in this thread, innermost first. May take some microseconds."""
+        ...
+
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:

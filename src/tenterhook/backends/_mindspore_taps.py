@@ -73,7 +73,7 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port

@@ -11,10 +11,34 @@ from typing import Any
 
 from tenterhook.errors import HookError
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "iterated", "remove_late"]
 
 _removals = itertools.count(1)
 _lock = threading.Lock()
+
+
+_being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
+_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+
+
+@contextlib.contextmanager
+def iterated(table: Any) -> Iterator[None]:
+    """After a call has raised torch walks through the table itself: a removal in there would hide the user's error."""
+    remove_late(table)
+    _being_iterated.append(table)
+    try:
+        yield
+    finally:
+        del _being_iterated[next(i for i, one in enumerate(_being_iterated) if one is table)]  # equal is not the same
+
+
+def remove_late(but: Any = None) -> None:
+    """Take off the hooks that could not go when they were to."""
+    for handle in _to_remove[:]:
+        table = handle.hooks_dict_ref()
+        if table is not but and not any(table is one for one in _being_iterated):
+            _to_remove.remove(handle)
+            handle.remove()
 
 
 class Attachment:
@@ -39,7 +63,12 @@ class Attachment:
         self.removed = next(_removals)
         self._taken = [taken for handle in handles if (taken := _Taken.of(handle)) is not None]
         for handle in handles:
-            handle.remove()
+            table = handle.hooks_dict_ref()
+            if any(table is one for one in _being_iterated):
+                _to_remove.append(handle)
+            else:
+                handle.remove()
+        remove_late()
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

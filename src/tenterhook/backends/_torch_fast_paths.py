@@ -68,6 +68,7 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
             stack.callback(waiting.stop)
         if _something_is_compiled():
             told.append(_COMPILED)
+        del model, modules  # a suspended frame would keep them alive
         yield told
         if _COMPILED not in told and _something_is_compiled():
             told.append(_COMPILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "is_wrapper",
     "list_modules",
     "list_parameters",
+    "running_modules",
 ]
 
 
@@ -181,6 +183,17 @@ def fused(model: nn.Module) -> set[str]:
     paths = [(path, module) for path, _, module, _ in _walk(model)]
     layers = {path for path, module in paths if isinstance(module, nn.TransformerEncoderLayer)}
     return {path for path, _ in paths if path in layers or "" in layers or not layers.isdisjoint(_ancestors(path))}
+
+
+def running_modules() -> list[nn.Module]:
+    code = nn.Module._call_impl.__code__
+    found = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found
 
 
 def has_optimizer(model: nn.Module) -> bool:

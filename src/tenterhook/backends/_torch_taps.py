@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,14 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 class _Port:
     """The one hook that we keep on a tensor; runs its taps, the last module to have finished first."""
 
-    __slots__ = ("handle", "taps")
+    __slots__ = ("__weakref__", "handle", "ref", "taps")
 
     __torch_unserializable__ = True  # tensors are pickled without it, and without torch's warning
 
     def __init__(self) -> None:
         self.taps: list[Tap] = []
         self.handle: Any = None
+        self.ref = weakref.ref(self)
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         replaced = None
@@ -45,10 +47,10 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("behind", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
-        self.port = port
+        self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
         self.fn = fn
         self.module = None if module is None else id(module)
         self.owner = owner
@@ -61,7 +63,9 @@ class Tap:
         self.live = False
         if self.behind is not None:
             self.behind.remove()
-        port = self.port
+        port = self.port()
+        if port is None:
+            return
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
         if not port.taps:
@@ -120,6 +124,10 @@ def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: 
     if tap.module is not None:
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
         while place and taps[place - 1].module == tap.module and taps[place - 1].owner is not owner:
+            place -= 1
+    else:
+        # Hooks on a tensor itself, or on an alias, run in the order in which they were put on.
+        while place and taps[place - 1].module is None:
             place -= 1
     taps.insert(place, tap)
     return tap

@@ -34,7 +34,7 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
-from tenterhook.backends._torch_attachments import Attachment
+from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
@@ -80,8 +80,14 @@ class _BeforeHook(_Hook):
     def __init__(self, before: Before) -> None:
         self.before = before
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
+            return None
+        remove_late()
         return self.before(module, args, kwargs)
+
+
+_REMOVED = object()
 
 
 class _AfterHook(_Hook):
@@ -91,18 +97,16 @@ class _AfterHook(_Hook):
         self.after = after
         self.failed = failed
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if output is None:
-            error = sys.exc_info()[1]
-            # torch runs these hooks also when the call raised, from the handler in the frame that calls us
-            if (
-                error is not None
-                and error.__traceback__ is not None
-                and error.__traceback__.tb_frame is sys._getframe(1)
-            ):
-                if self.failed is not None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _REMOVED) -> Any:
+        if output is _REMOVED:  # by a hook before it in this very call
+            return None
+        error = sys.exc_info()[1]
+        # torch runs these hooks also when the call raised, from the handler in the frame that calls us
+        if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
+            if self.failed is not None:
+                with iterated(module._forward_hooks):
                     self.failed(module, args, kwargs, error)
-                return None
+            return None
         return None if self.after is None else self.after(module, args, kwargs, output)
 
 
@@ -221,6 +225,9 @@ class TorchBackend:
             raise
         return Attachment(handles)
 
+    def running_modules(self) -> list[Any]:
+        return models.running_modules()
+
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
@@ -251,8 +258,12 @@ class TorchBackend:
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
 
-    def seeing_everything(self, model: nn.Module | None) -> contextlib.AbstractContextManager[Sequence[str]]:
-        return closed_fast_paths(model)
+    @contextlib.contextmanager
+    def seeing_everything(self, model: nn.Module | None) -> Iterator[Sequence[str]]:
+        with closed_fast_paths(model) as told:
+            del model  # a suspended frame would keep it alive
+            yield told
+        remove_late()
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def tap(
