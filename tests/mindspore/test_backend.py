@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.graph import api
+from mindspore.graph import api, jit_trace
+from mindspore.graph._utils import pijit_context
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
@@ -23,6 +27,8 @@ PLACES: list[tuple[Any, str]] = [
     (api._PyNativeExecutor, "grad"),
     (api._PyNativeExecutor, "set_is_run_recompute"),
     (api._JitExecutor, "__call__"),
+    (pijit_context.PIJitCaptureContext, "__enter__"),
+    (jit_trace, "_jit_trace_begin"),
     (base, "_pynative_func_grad_forward"),
     (grad_func, "_pynative_func_grad_forward"),
 ]
@@ -190,6 +196,44 @@ def test_what_was_compiled_from_outside_is_seen_too(way: str, caplog: pytest.Log
         compiled(ones(2, 3))
     assert [call.path for call in rec.order()] == ["", "0", "1", "2", "2.0"]
     assert "runs eager while it is watched" in caplog.text
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="MindSpore compiles from bytecode up to Python 3.11 only")
+def test_what_was_compiled_from_bytecode_is_seen_too() -> None:
+    cell = net()
+    compiled = ms.jit(lambda x: cell(x), capture_mode="bytecode")  # noqa: PLW0108
+    compiled(ones(2, 3))
+    with th.record(cell) as rec:
+        compiled(ones(2, 3))
+    assert [call.path for call in rec.order()] == ["", "0", "1", "2", "2.0"]
+    assert any("runs eager" in sentence for sentence in rec.told)
+
+
+TRACED = """
+import mindspore as ms, numpy as np
+from mindspore import nn
+import tenterhook as th
+
+cell, x = nn.Dense(3, 3), ms.Tensor(np.ones((2, 3), np.float32))
+
+def through_a_trace(x):
+    return cell(x)
+
+compiled = ms.jit(through_a_trace, capture_mode="trace")
+compiled(x)
+with th.record(cell) as rec:
+    compiled(x)
+print(rec.order(), rec.told)
+"""
+
+
+def test_what_was_compiled_from_a_trace_is_told(tmp_path: Path) -> None:
+    """In a process of its own: MindSpore traces only where every frame has its source, and under pytest not all have."""
+    script = tmp_path / "traced.py"
+    script.write_text(TRACED)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    told = "through_a_trace is compiled by ms.jit from a trace: after its first run nothing in it is seen"
+    assert run.stdout.splitlines()[-1] == f"[] {[told]}"
 
 
 def test_what_mindspore_compiles_for_itself_stays_compiled(caplog: pytest.LogCaptureFixture) -> None:

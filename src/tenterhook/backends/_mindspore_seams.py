@@ -3,8 +3,8 @@
 MindSpore has no hooks for all cells, its hooks on single cells are mute or wrong in several cases (shared cells,
 nested outputs, cells with a ``bprop``), and nothing in it tells when a backward pass begins. So for a session's time
 some of its class attributes are swapped: ``Cell.__call__``, where every call passes; ``_PyNativeExecutor.grad``, which
-is the backward pass; ``_JitExecutor.__call__``, where compiled code is entered; and three more that keep the books
-right. Each is put back, the very same object, when the last watcher lets go.
+is the backward pass; ``_JitExecutor.__call__``, where compiled code is entered; the other ways into compiled code; and three more that
+keep the books right. Each is put back, the very same object, when the last watcher lets go.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from mindspore import context, nn
 from mindspore.common.recompute import _RecomputeCell, _WrapCell
 from mindspore.experimental.optim import Optimizer as _ExperimentalOptimizer
 from mindspore.graph import api as _graph_api
+from mindspore.graph import jit_trace as _jit_trace
+from mindspore.graph._utils.pijit_context import PIJitCaptureContext as _BytecodeCapture
 from mindspore.graph.api import _pynative_executor as executor
 from mindspore.ops.composite import base as _gradient_functions
 from mindspore.ops.function.grad import grad_func as _more_gradient_functions
@@ -35,6 +37,9 @@ _PLUMBING = (  # cells that are part of how a model is trained rather than of a 
     *OPTIMIZERS, nn.TrainOneStepCell, nn.WithLossCell, nn.WithEvalCell, nn.WithGradCell, nn.ForwardValueAndGrad,
     nn.DistributedGradReducer, _RecomputeCell, _WrapCell,
 )  # fmt: skip
+
+
+_RUNS_EAGER = "{} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks"
 
 
 # --- the seams -----------------------------------------------------------------------------------------------------
@@ -160,13 +165,32 @@ def _compiled_call(original: Any) -> Any:
         if not STATE.eager or _is_frameworks_own(self):
             return original(self, *args, **kwargs)
         name = getattr(self.fn, "__qualname__", repr(self.fn))
-        tell_once(f"{name} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks")
+        tell_once(_RUNS_EAGER.format(name))
         cell = self.obj
         if isinstance(cell, nn.Cell) and self.fn.__name__ == "construct" and not _is_called(cell):
             return cell(*args[1:], **kwargs)
         return self.fn(*args, **kwargs)
 
     return __call__
+
+
+def _bytecode_capture(original: Any) -> Any:
+    def __enter__(self: Any) -> Any:
+        if not STATE.eager:
+            return original(self)
+        tell_once(_RUNS_EAGER.format(getattr(self.fn, "__qualname__", repr(self.fn))))
+        return self  # without the capture of bytecode, what is in the context runs as it is written
+
+    return __enter__
+
+
+def _trace_begin(original: Any) -> Any:
+    def begin(fn_name: str, *args: Any, **kwargs: Any) -> Any:
+        name = fn_name.partition("#")[0].rpartition(".")[2]
+        tell_once(f"{name} is compiled by ms.jit from a trace: after its first run nothing in it is seen")
+        return original(fn_name, *args, **kwargs)
+
+    return begin
 
 
 def _is_frameworks_own(compiled: Any) -> bool:
@@ -217,6 +241,8 @@ SWAPS += [
     Swap(type(executor), "grad", _gradient),
     Swap(type(executor), "set_is_run_recompute", _recomputing),
     Swap(_graph_api._JitExecutor, "__call__", _compiled_call),
+    Swap(_BytecodeCapture, "__enter__", _bytecode_capture),
+    Swap(_jit_trace, "_jit_trace_begin", _trace_begin),
     Swap(_gradient_functions, "_pynative_func_grad_forward", _differentiated),
     Swap(_more_gradient_functions, "_pynative_func_grad_forward", _differentiated),
 ]
