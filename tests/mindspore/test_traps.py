@@ -234,3 +234,27 @@ def test_threads_have_calls_of_their_own() -> None:
             thread.join()
     rows = sorted(rec.table("calls").to_pylist(), key=lambda row: row["seq"])
     assert [row["depth"] for row in rows] == [0, 1, 1, 1, 2, 0, 1, 2, 1, 1] * 2
+
+
+def test_a_call_that_an_interrupt_has_ended_is_not_taken_for_the_parent_of_the_next() -> None:
+    class Interrupted(nn.Cell):
+        def construct(self, x: ms.Tensor) -> ms.Tensor:
+            if raises:
+                raise KeyboardInterrupt
+            return x * 2
+
+    class Net(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Interrupted()
+
+        def construct(self, x: ms.Tensor) -> ms.Tensor:
+            return self.part(x)
+
+    cell, raises = Net(), [True]
+    with th.record(cell) as rec:
+        with pytest.raises(KeyboardInterrupt):
+            cell(ones(2))
+        raises.clear()
+        cell(ones(2))
+    assert [(call.path, call.depth) for call in rec.order()] == [("", 0), ("part", 1)] * 2

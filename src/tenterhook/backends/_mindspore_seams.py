@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from types import FrameType
 from typing import Any
 
 from mindspore import context, nn
@@ -28,7 +29,7 @@ from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
 
-__all__ = ["OPTIMIZERS", "executor", "is_differentiating"]
+__all__ = ["OPTIMIZERS", "executor", "is_differentiating", "running_cells"]
 
 OPTIMIZERS: tuple[type, ...] = (nn.Optimizer, _ExperimentalOptimizer)
 """Cells that are optimizers; those of ``mint.optim`` are among the second."""
@@ -40,6 +41,9 @@ _PLUMBING = (  # cells that are part of how a model is trained rather than of a 
 
 
 _RUNS_EAGER = "{} is compiled by ms.jit; it runs eager while it is watched: compiled code calls no hooks"
+
+
+_CALL = getattr(vars(nn.Cell)["__call__"], "__code__", None)
 
 
 # --- the seams -----------------------------------------------------------------------------------------------------
@@ -198,6 +202,22 @@ def _is_frameworks_own(compiled: Any) -> bool:
     if isinstance(compiled.obj, nn.Cell):
         return isinstance(compiled.obj, _PLUMBING)
     return compiled.fn.__module__.partition(".")[0] == "mindspore"
+
+
+def running_cells() -> list[nn.Cell]:
+    """List the cells whose calls are running in this thread, innermost first."""
+    ours = getattr(vars(nn.Cell)["__call__"], "__code__", None)
+    found: list[nn.Cell] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        back = frame.f_back
+        # a call that began before we came is in the original's frame only, others are in ours and maybe in both
+        if frame.f_code is ours or (
+            frame.f_code is _CALL and (back is None or back.f_globals.get("__name__") != __name__)
+        ):
+            found.append(frame.f_locals["self"])
+        frame = back
+    return found
 
 
 def is_differentiating() -> bool:

@@ -25,7 +25,7 @@ from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
-from tenterhook.backends._mindspore_seams import executor, is_differentiating
+from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
@@ -86,6 +86,9 @@ class MindSporeBackend:
         first: bool = False,
     ) -> Detachable:
         return put_on(module, before, after, failed, first=first)
+
+    def running_modules(self) -> list[Any]:
+        return running_cells()
 
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
