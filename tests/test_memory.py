@@ -113,7 +113,9 @@ TURNS = [_plain, _no_backward, _inference, _retained, _failing_backward, _failin
 @pytest.mark.parametrize("optimizer", [True, False], ids=["optimizer", "without"])
 @pytest.mark.parametrize("make", [mlp, LeafOutput])
 @pytest.mark.parametrize("turn", TURNS)
-def test_recorded_steps_leave_no_objects(turn: Callable[[nn.Module], None], make: Callable[[], nn.Module], optimizer: bool) -> None:
+def test_recorded_steps_leave_no_objects(
+    turn: Callable[[nn.Module], None], make: Callable[[], nn.Module], optimizer: bool
+) -> None:
     net = make()
     adam = torch.optim.SGD(net.parameters(), lr=1e-3)
     with _no_collection(), th.record(net, kinds=ALL) as rec:

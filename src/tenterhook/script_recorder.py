@@ -322,6 +322,10 @@ class ScriptRecorder:
             after.succeed(before)
 
     def _forget(self, capture: Capture, old: _Model) -> None:
+        for one in old.watched:
+            if one.attachment is not None:
+                one.attachment.remove()
+                one.attachment = None
         gone = set(map(id, old.watched))
         capture.watched = [one for one in capture.watched if id(one) not in gone]
         self._by_module = {key: one for key, one in self._by_module.items() if id(one) not in gone}
