@@ -214,7 +214,7 @@ def _inside(thing: Any) -> Iterator[object]:
         yield from (thing.__self__, thing.__func__)
     elif isinstance(thing, FunctionType):
         yield from (_content(cell) for cell in thing.__closure__ or ())
-    elif type(thing).__module__.partition(".")[0] == "wrapt":
+    elif type(thing).__module__.partition(".")[0] == "wrapt" and hasattr(thing, "_self_wrapper"):
         yield from (thing._self_wrapper, thing.__wrapped__)
     elif type(thing).__name__ == "_WrappedHook":  # torch's own wrapper around state_dict hooks
         yield thing.hook

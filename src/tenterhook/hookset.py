@@ -34,6 +34,7 @@ class HookSet(ProcessHooks):
         self._backend.check(model)
         entries = self._backend.entries(model)
         self._model_name = type(entries[0].module).__name__
+        self._waiting = model
         self._weak_entries = [(replace(entry, module=None), weakref.ref(entry.module)) for entry in entries]
         self._parameters = self._backend.parameters(model)
         self._weights = WeightUse(self._backend, model)
@@ -239,6 +240,7 @@ class HookSet(ProcessHooks):
         if self._closed:
             return
         self._closed = True
+        self._waiting = None
         self._gathering.close()
         try:
             reasons = self._reasons()

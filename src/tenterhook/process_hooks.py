@@ -22,9 +22,13 @@ class ProcessHooks:
     """The part of a :class:`tenterhook.hookset.HookSet` that hooks functions, loading and optimizers."""
 
     _backend: Backend
-    _entries: list[Entry]
+    _waiting: Any  # the model, until a first hook is on it
     _closed: bool
     _handles: list[Handle]
+
+    @property
+    def _entries(self) -> list[Entry]:
+        raise NotImplementedError
 
     def before(
         self,
@@ -159,5 +163,6 @@ class ProcessHooks:
             )
 
     def _keep(self, handle: Handle) -> Handle:
+        self._waiting = None
         self._handles.append(handle)
         return handle

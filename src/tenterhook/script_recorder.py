@@ -296,6 +296,7 @@ class ScriptRecorder:
         old = next((one for one in self._models if one.ref() is None and one.structure == model.structure), None)
         if old is not None:
             self._succeed(old, model)
+            self._forget(capture, old)
             self._models[self._models.index(old)] = model
         else:
             taken = {one.name for one in self._models}
@@ -319,6 +320,15 @@ class ScriptRecorder:
         new.name = old.name
         for before, after in zip(old.watched, new.watched, strict=True):
             after.succeed(before)
+
+    def _forget(self, capture: Capture, old: _Model) -> None:
+        for one in old.watched:
+            if one.attachment is not None:
+                one.attachment.remove()
+                one.attachment = None
+        gone = set(map(id, old.watched))
+        capture.watched = [one for one in capture.watched if id(one) not in gone]
+        self._by_module = {key: one for key, one in self._by_module.items() if id(one) not in gone}
 
     def _join(self, capture: Capture, model: _Model, root: Any, module: Any) -> bool:
         """Look whether ``module`` has become part of a known model since that was met."""

@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -24,6 +24,9 @@ from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
 
 __all__ = ["LiveCall", "Tracker", "Watched"]
+
+
+_MOST_REPEATED = 64  # calls of a module within which a checkpointing that is not the framework's is recognised
 
 
 class Watched:
@@ -73,7 +76,7 @@ class Watched:
         self.no_gradient: Counter[str] = Counter()
         self.step = -1
         self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
-        self.step_calls: list[LiveCall] = []
+        self.step_calls: deque[LiveCall] = deque(maxlen=_MOST_REPEATED)
         self.recomputed = 0
 
     def succeed(self, old: Watched) -> None:
@@ -81,6 +84,7 @@ class Watched:
         self.call_count, self.gradient_count = old.call_count, old.gradient_count
         self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
         self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
+        old.step_calls = deque()  # its calls refer to it: what is gone must not be kept by a cycle
 
     @property
     def name(self) -> str:
@@ -307,7 +311,7 @@ class Tracker:
         with self._lock:
             if watched.step != call.step:
                 watched.step = call.step
-                watched.step_calls = []
+                watched.step_calls = deque(maxlen=_MOST_REPEATED)
                 watched.recomputed = 0
             last = numbers.get(call.thread)
             if last is None or last[0] != call.step:
