@@ -300,7 +300,7 @@ class Capture:
             row = self._next_row()
             self._block.rows.append((
                 row, self.tracker.next_seq(), call.backward_seq, call.step, watched.model, watched.path, kind, slot,
-                call.number, "backward", call.pass_number, None, "none", None, None, note,
+                call.number, "backward", call.pass_number, None, None, "none", None, None, note,
             ))  # fmt: skip
             self.values_recorded += 1
 
@@ -318,6 +318,7 @@ class Capture:
             tensor, unscaled = self._unscale(tensor)
             told = unscaled if told is None or unscaled is None else f"{told}; {unscaled}"
         shape, dtype, device = backend.summary(tensor)
+        shard = backend.shard_offset(tensor)
         key = None
         if watched.keep:
             kept = backend.keep(tensor)
@@ -327,7 +328,7 @@ class Capture:
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note or told))
+            self._block.rows.append((row, *place, shape, shard, dtype, device, key, note or told))
             self.values_recorded += 1
 
     def _next_row(self) -> int:
@@ -441,6 +442,11 @@ class Capture:
         if self._block.rows:
             block, self._block = self._block, self._new_block()
             self.sink.write_values(block.batch())
+
+    def forked(self) -> None:
+        """End in a child of the process: its parent's other threads may hold the lock there for ever."""
+        self._lock = threading.RLock()
+        self.closed = True
 
     def close(self) -> None:
         """Take everything off and hand over what is left."""

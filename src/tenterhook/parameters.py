@@ -141,7 +141,7 @@ class ParameterWatch:
             return
         with self._capture.backend.untracked():
             for watched, name, parameter, old in before:
-                update = self._capture.backend.difference(self._capture.backend.keep(parameter), old)
+                update = self._capture.backend.difference(parameter, old)
                 self._capture.parameter_value(watched, "update", name, update, step)
 
     def pause(self) -> None:

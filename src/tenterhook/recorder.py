@@ -16,6 +16,7 @@ from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
+from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.parameters import ParameterWatch
@@ -142,6 +143,7 @@ class Recorder:
         self._told: Sequence[str] = ()
         self._began_ns = 0
         self._recording: Recording | None = None
+        self._modules_known: object = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
 
@@ -166,6 +168,8 @@ class Recorder:
                 self._stack.callback(self._ops.close)
             self._settle_hooks()
             self._waiting = None
+            if isinstance(self._sink, DiskSink):
+                self._stack.callback(Flusher(self._capture).stop)
         except BaseException:
             self._stack.close()
             self._state = "closed"
@@ -249,7 +253,9 @@ class Recorder:
     def _hand_over(self) -> None:
         if self._state == "running":
             self._capture.flush()
-            if isinstance(self._sink, MemorySink):
+            known = (self._capture.tracker.step, self._capture.calls_recorded, self._capture.values_recorded)
+            if isinstance(self._sink, MemorySink) and known != self._modules_known:
+                self._modules_known = known
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
@@ -404,7 +410,12 @@ def record(
         **backend.environment(), select=", ".join(describe(select)), kinds=sorted(wanted), note=note,
         tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),
     )  # fmt: skip
-    sink = MemorySink(manifest) if to is None else DiskSink(Path(to), manifest, overwrite=overwrite, budget=budget)
+    rank = manifest.rank
+    sink = (
+        MemorySink(manifest, rank=rank)
+        if to is None
+        else DiskSink(Path(to), manifest, rank=rank, overwrite=overwrite, budget=budget, flush_interval=INTERVAL)
+    )
     return Recorder(
         model,
         select,

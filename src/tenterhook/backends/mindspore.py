@@ -202,6 +202,9 @@ class MindSporeBackend:
         rows.measure_array(row, array)
         return None
 
+    def shard_offset(self, tensor: mindspore.Tensor) -> None:
+        return None
+
     def keep(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         # asnumpy() shares the tensor's memory, and so does a tensor made of an array
         return mindspore.Tensor(tensor.asnumpy().copy())

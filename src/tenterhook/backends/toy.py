@@ -383,6 +383,9 @@ class ToyBackend:
     def measure(self, tensor: Tensor, rows: RowBuffer, row: int) -> str | None:
         return None if rows.measure_array(row, tensor.data) else f"no statistics for dtype {tensor.data.dtype}"
 
+    def shard_offset(self, tensor: Tensor) -> None:
+        return None
+
     def keep(self, tensor: Tensor) -> Tensor:
         return Tensor(tensor.data.copy())
 

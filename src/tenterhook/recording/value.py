@@ -53,7 +53,8 @@ class Value:
         call: number of the module's call in its step.
         phase: `forward`, `backward` or `recompute`.
         pass_: number of the backward pass through the same call.
-        shape: its shape.
+        shape: its shape; of a tensor that is spread over ranks, the whole's.
+        shard: of such a tensor, index in the whole of the first element that this rank holds; None for a whole tensor.
         dtype: `float32`, `bfloat16`, ...; `none` where no tensor came.
         device: where it was.
         statistics: the basic statistics by name; None where they make no sense.
@@ -77,6 +78,7 @@ class Value:
     phase: str | None
     pass_: int | None
     shape: tuple[int, ...] | None
+    shard: tuple[int, ...] | None
     dtype: str | None
     device: str | None
     statistics: dict[str, float | int | None]
@@ -166,6 +168,7 @@ def value_from_row(row: dict[str, Any], store: TensorSource) -> Value:
         phase=row["phase"],
         pass_=row["pass"],
         shape=None if row["shape"] is None else tuple(row["shape"]),
+        shard=None if row["shard"] is None else tuple(row["shard"]),
         dtype=row["dtype"],
         device=row["device"],
         statistics={name: row[name] for name in STATISTICS},
