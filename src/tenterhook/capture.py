@@ -47,6 +47,7 @@ class CaptureOptions:
     on_error: str = "warn"
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     ops: bool | str = False  # functional calls: those of the user's modules, or "all"
+    tensors_dtype: str | None = None  # that kept tensors of floating point are stored in
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
     note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
 
@@ -321,7 +322,7 @@ class Capture:
         shard = backend.shard_offset(tensor)
         key = None
         if watched.keep:
-            kept = backend.keep(tensor)
+            kept = backend.keep(tensor, self.options.tensors_dtype)
             key = str(place[0])
             if not self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept):
                 key = None  # over budget, or the disk is full: the manifest says so

@@ -26,6 +26,7 @@ from tenterhook.recording.manifest import Cost, Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
+from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
 from tenterhook.sampling import Sampling
 from tenterhook.select import Selection, describe, resolve
@@ -70,6 +71,7 @@ def capture_options(
     to_disk: bool,
     scaler: Any = None,
     ops: bool | str = False,
+    tensors_dtype: str | None = None,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -87,6 +89,10 @@ def capture_options(
         )
     if ops not in (False, True, "all"):
         raise TenterhookError(f"ops={ops!r} is not known\n  use True, False or 'all'")
+    if tensors_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
+        raise TenterhookError(
+            f"tensors_dtype={tensors_dtype!r} is not known\n  use 'float16', 'bfloat16', 'float32', 'float64' or None"
+        )
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
@@ -96,6 +102,7 @@ def capture_options(
         scaler=scaler,
         to_numpy=to_disk,
         ops=ops,
+        tensors_dtype=tensors_dtype,
     )
 
 
@@ -137,6 +144,8 @@ class Recorder:
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
+        if isinstance(sink, DiskSink) and sink.resumed is not None:
+            self._go_on(sink.resumed)
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
@@ -150,6 +159,18 @@ class Recorder:
     @property
     def _model(self) -> Any:
         return self._model_ref()
+
+    def _go_on(self, resumed: Resumed) -> None:
+        self._capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
+        for one in self._watched:
+            one.call_count = resumed.calls[one.model, one.path, "forward"]
+            one.gradient_count = resumed.calls[one.model, one.path, "backward"]
+
+    @property
+    def resumed_from(self) -> int:
+        """The step from which an earlier recording is gone on with (``resume=True``); 0 where all of it is recorded now."""
+        resumed = self._sink.resumed if isinstance(self._sink, DiskSink) else None
+        return 0 if resumed is None else resumed.step
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -184,6 +205,8 @@ class Recorder:
         if self._state != "running":
             return
         self._state = "closed"
+        if error is not None:
+            self._manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         try:
             self._capture.abandon_open_calls(error)
             if self._parameters is not None:
@@ -343,8 +366,10 @@ def record(
     ops: bool | Literal["all"] = False,
     every: int = 1,
     steps: Iterable[int] | str | None = None,
+    tensors_dtype: str | None = None,
     budget: int | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     recompute: bool = False,
     scaler: Any = None,
     fused: Literal["open", "keep"] = "open",
@@ -372,8 +397,13 @@ def record(
             are only with ``"all"``. Not with ``fused="keep"``.
         every: record every n-th step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
+        tensors_dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``: what tensors of real numbers are stored
+            as. Statistics, sketches and digests are those of the tensor as it came.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
+        resume: go on with an unfinished recording at ``to`` from the step after the last complete one, which
+            ``rec.resumed_from`` tells; your loop skips the steps before it. Where there is none, a new one begins. Under
+            ``torchrun`` each rank finds its own step.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
         scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
             as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).
@@ -400,7 +430,10 @@ def record(
         to_disk=to is not None,
         scaler=scaler,
         ops=ops,
+        tensors_dtype=tensors_dtype,
     )
+    if resume and (to is None or overwrite):
+        raise TenterhookError("resume=True goes on with a recording on disk\n  give to=, and leave out overwrite=")
     if ops:
         check_ops(backend, fused)
     sampling = Sampling(every, steps)
@@ -414,7 +447,9 @@ def record(
     sink = (
         MemorySink(manifest, rank=rank)
         if to is None
-        else DiskSink(Path(to), manifest, rank=rank, overwrite=overwrite, budget=budget, flush_interval=INTERVAL)
+        else DiskSink(
+            Path(to), manifest, rank=rank, overwrite=overwrite, resume=resume, budget=budget, flush_interval=INTERVAL
+        )
     )
     return Recorder(
         model,

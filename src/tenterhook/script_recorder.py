@@ -213,7 +213,7 @@ class ScriptRecorder:
             self._manifest.partial = f"{type(fault).__name__}: {fault}"
         finally:
             self._stack.close()
-            self._finish(summary, rows)
+            self._finish(summary, rows, error)
         return summary
 
     def _module_rows(self) -> list[dict[str, Any]]:
@@ -223,10 +223,12 @@ class ScriptRecorder:
             rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
         return rows
 
-    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
+    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.ended = now()
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         manifest.models = [model.manifest for model in self._models]
         manifest.told = [sentence for told in self._told for sentence in told]
         if self._capture is not None:

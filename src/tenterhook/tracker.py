@@ -246,6 +246,12 @@ class Tracker:
             self._local.number = number = next(self._thread_numbers)
             return number
 
+    def go_on(self, step: int, seq: int, start_ns: int) -> None:
+        """Go on where an earlier session ended: with this step and event, so many nanoseconds from the start."""
+        self.step = step
+        self._sequence = itertools.count(seq)
+        self._origin_ns -= start_ns
+
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
         """Open a call of ``watched`` in this thread."""

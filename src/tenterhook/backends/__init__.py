@@ -332,8 +332,11 @@ class Backend(Protocol):
         """
         ...
 
-    def keep(self, tensor: Any) -> Any:
-        """Return a detached copy in host memory that later changes of ``tensor`` do not reach."""
+    def keep(self, tensor: Any, dtype: str | None = None) -> Any:
+        """Return a detached copy in host memory that later changes of ``tensor`` do not reach.
+
+        With ``dtype`` (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``) real numbers are turned into that.
+        """
         ...
 
     def to_numpy(self, kept: Any) -> Any:

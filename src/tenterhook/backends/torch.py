@@ -34,8 +34,8 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
-from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
 from tenterhook.backends import _torch_shards as shards
+from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
@@ -369,12 +369,14 @@ class TorchBackend:
     def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))
 
-    def keep(self, tensor: torch.Tensor) -> Any:
+    def keep(self, tensor: torch.Tensor, dtype: str | None = None) -> Any:
         tensor = _unwrapped(tensor)
         if shards.is_dtensor(tensor):
             tensor = shards.local_part(tensor)
         with self.untracked(), _outside_transforms():
             plain = tensor.detach()
+            if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
+                return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
     def to_numpy(self, kept: torch.Tensor) -> Any:

@@ -37,6 +37,7 @@ from tenterhook.backends._toy_tensors import (
     tracks,
 )
 from tenterhook.errors import UnsupportedError
+from tenterhook.recording.shards import dtype_named
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -386,8 +387,9 @@ class ToyBackend:
     def shard_offset(self, tensor: Tensor) -> None:
         return None
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        return Tensor(tensor.data.copy())
+    def keep(self, tensor: Tensor, dtype: str | None = None) -> Tensor:
+        real = np.issubdtype(tensor.data.dtype, np.floating)
+        return Tensor(tensor.data.astype(dtype_named(dtype)) if dtype and real else tensor.data.copy())
 
     def to_numpy(self, kept: Tensor) -> np.ndarray:
         return kept.data

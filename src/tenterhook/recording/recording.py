@@ -18,8 +18,9 @@ from tenterhook.recording.coverage import Coverage, coverage_of
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
+from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Source, filtered
-from tenterhook.recording.value import TensorSequence, Value, value_from_row
+from tenterhook.recording.value import Value, value_from_row
 from tenterhook.recording.writer import DiskSink
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Recording:
 
     def sequence(self, model: str | None, path: str | None, kind: str, slot: str | None) -> TensorSequence:
         """Give the stored tensors of one kind of one module over all steps and calls."""
-        columns = ["rank", "seq", "step", "slot", "tensor"]
+        columns = ["rank", "seq", "step", "slot", "tensor", "shape"]
         table = self._source.table("values", columns, {"model": model, "path": path, "kind": kind})
         table = table.filter(table["tensor"].is_valid())
         name = f"{path or '(root)'}:{kind}"
@@ -253,9 +254,9 @@ class Recording:
                 raise NotRecordedError(f"{name} has no slot {slot!r}; its slots are {', '.join(map(repr, slots))}")
             table = filtered(table, None, {"slot": slot})
         table = table.sort_by([("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")])
-        rows = zip(table["tensor"].to_pylist(), table["rank"].to_pylist(), table["step"].to_pylist(), strict=True)
+        rows = zip(*(table[column].to_pylist() for column in ("tensor", "rank", "step", "shape")), strict=True)
         stored = [row for row in rows if self._source.has_tensor(row[0], row[1])]
-        return TensorSequence(stored, self._source)
+        return TensorSequence([Place(*row) for row in stored], self._source)
 
     def _read_calls(self, model: str | None, path: str | None) -> list[Call]:
         table = self._source.table("calls", None, {"model": model, "path": path})

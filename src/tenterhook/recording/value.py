@@ -16,7 +16,7 @@ from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
 
-__all__ = ["Nested", "TensorSequence", "TensorSource", "Value", "gather", "value_from_row"]
+__all__ = ["Nested", "TensorSource", "Value", "gather", "value_from_row"]
 
 _COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
 
@@ -254,32 +254,3 @@ def gather(values: Sequence[Value], what: str) -> Any:
     if len(values) == 1 and values[0].slot == "":
         return _given(values[0])
     return Nested([(_tokens(value.slot), value) for value in values], what)
-
-
-class TensorSequence(Sequence[Any]):
-    """All tensors of one kind of one module, over steps and calls, each read only when asked for.
-
-    From a file they are memory-mapped: an item costs no memory until its elements are looked at.
-    """
-
-    def __init__(self, places: Sequence[tuple[str, int, int]], store: TensorSource) -> None:
-        self._places = places  # (key, rank, step)
-        self._store = store
-
-    @property
-    def steps(self) -> list[int]:
-        """The step of each."""
-        return [step for _, _, step in self._places]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return TensorSequence(self._places[index], self._store)
-        key, rank, _ = self._places[index]
-        return self._store.tensor(key, rank)
-
-    def __repr__(self) -> str:
-        span = f", steps {self._places[0][2]} to {self._places[-1][2]}" if self._places else ""
-        return f"{len(self)} tensors{span}"
