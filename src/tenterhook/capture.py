@@ -126,12 +126,15 @@ class Capture:
     def detach(self, *, but: Watched | None = None) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
         for watched in self.watched:
-            if watched is but:
-                continue
-            if watched.attachment is not None:
-                watched.lost = watched.lost or not watched.attachment.live
-                watched.attachment.remove()
-                watched.attachment = None
+            if watched is not but:
+                self.release(watched)
+
+    def release(self, watched: Watched) -> None:
+        """Take the hooks of one module off."""
+        if watched.attachment is not None:
+            watched.lost = watched.lost or not watched.attachment.live
+            watched.attachment.remove()
+            watched.attachment = None
 
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""
@@ -174,7 +177,7 @@ class Capture:
         call = self.tracker.begin(watched)
         if self.tracker.stale:
             self._record_stale()
-        if not (watched.wanted and self.active):
+        if not (watched.wanted and watched.due and self.active):
             return None
         call.followed = True
         call.recorded = self.options.recompute or call.phase != "recompute"

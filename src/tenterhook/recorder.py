@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,6 +146,8 @@ class Recorder:
         )
         if isinstance(sink, DiskSink) and sink.resumed is not None:
             self._go_on(sink.resumed)
+        if sampling.by_pattern:
+            self._set_rates()
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
@@ -268,9 +270,23 @@ class Recorder:
 
     def _resume_hooks(self) -> None:
         self._capture.active = True
+        step = self._capture.tracker.step
         for watched in self._watched:
-            if watched.wanted or watched.is_root or self._ops is not None:  # an op's module has to be known
+            watched.due = step % watched.every == 0 or not self._sampling.by_pattern
+            if (
+                (watched.wanted and watched.due) or watched.is_root or self._ops is not None
+            ):  # an op's module has to be known
                 self._capture.attach(watched)
+            else:
+                self._capture.release(watched)
+
+    def _set_rates(self) -> None:
+        entries = self._backend.entries(self._model)
+        by_path = {watched.path: watched for watched in self._watched}
+        for pattern, every in self._sampling.rates.items():
+            for entry in resolve(pattern, entries, require_callable=True):
+                by_path[entry.path].every = every
+        self._sampling.use(watched.every for watched in self._watched if watched.wanted)
 
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
@@ -364,7 +380,7 @@ def record(
     sketch: bool = True,
     tensors: Selection | bool = False,
     ops: bool | Literal["all"] = False,
-    every: int = 1,
+    every: int | Mapping[str, int] = 1,
     steps: Iterable[int] | str | None = None,
     tensors_dtype: str | None = None,
     budget: int | None = None,
@@ -395,7 +411,8 @@ def record(
         ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
             that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
             are only with ``"all"``. Not with ``fused="keep"``.
-        every: record every n-th step.
+        every: record every n-th step; or a mapping from patterns to n, ``{"**": 100, "head.**": 1}``, where a later pattern
+            overrules, and a module that none matches is recorded on every step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
         tensors_dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``: what tensors of real numbers are stored
             as. Statistics, sketches and digests are those of the tensor as it came.
@@ -437,6 +454,10 @@ def record(
     if ops:
         check_ops(backend, fused)
     sampling = Sampling(every, steps)
+    if ops and sampling.by_pattern:
+        raise TenterhookError(
+            "ops= are recorded at one rate\n  give every= as a number, or record ops= in a session of their own"
+        )
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
     manifest = start_manifest(

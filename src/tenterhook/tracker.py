@@ -34,7 +34,9 @@ class Watched:
         "attachment",
         "call_count",
         "closed",
+        "due",
         "entry_parameters",
+        "every",
         "gradient_count",
         "input_names",
         "is_root",
@@ -63,6 +65,8 @@ class Watched:
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
         self.wanted = wanted  # selected for recording; a root is followed also where it is not
         self.keep = keep  # its tensors are kept, too
+        self.every = 1  # of the steps that are recorded, those whose number it divides
+        self.due = True  # recorded on this step
         self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
         self.closed = False  # gets no hooks: they would change what runs

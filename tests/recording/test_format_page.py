@@ -49,7 +49,14 @@ def test_the_readers_on_the_page_work(
 def test_the_page_merges_shards_as_the_reader_does(tmp_path: Path) -> None:
     for rank in range(4):
         sink = DiskSink(tmp_path / "run.thk", Manifest(rank=rank, world=4), rank=rank)
-        part = {"shape": [8, 3], "shard": [rank % 2 * 4, 0], "numel": 12, "kind": "param", "min": -float(rank % 2)}
+        part = {
+            "shape": [8, 3],
+            "shard": [rank % 2 * 4, 0],
+            "numel": 12,
+            "kind": "param",
+            "min": -float(rank % 2),
+            "rms": 1.25**0.5,
+        }
         sink.write_values(values_batch(value(1, 0, nan_count=rank % 2, **part)))  # two copies of each part
         sink.close(Manifest(rank=rank, world=4), modules_table())
     recording = open_recording(tmp_path / "run.thk")
