@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import tenterhook as th
+from tenterhook.errors import SelectionError, TenterhookError
 
 
 def _train(net: nn.Module, optimizer: torch.optim.Optimizer, times: int = 1) -> None:
@@ -120,3 +122,42 @@ def test_pause_and_resume() -> None:
         _train(net, optimizer)
     assert [step for step, _ in _calls(rec)] == [0, rec.recording.steps[-1]]
     assert sum(len(module._forward_hooks) for module in net.modules()) == 0
+
+
+def test_each_selection_has_its_rate() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kinds = ["output", "grad_output", "param", "param_grad", "update"]
+    on = []
+    with th.record(net, kinds=kinds, every={"**": 4, "1": 2}) as rec:
+        for _ in range(6):
+            on.append([bool(module._forward_hooks) for module in net.modules()])
+            _train(net, optimizer)
+    assert on == [[True] * 3, [False] * 3, [True, False, True], [False] * 3, [True] * 3, [False] * 3]
+    seen = {(row["step"], row["path"], row["kind"]) for row in rec.table("values").to_pylist()}
+    calls = {(call.step, call.path) for call in rec.order()}
+    assert calls == {(0, ""), (0, "0"), (0, "1"), (2, "1"), (4, ""), (4, "0"), (4, "1")}
+    parameters = {(step, path) for step, path in calls if path}
+    assert seen == {(*place, kind) for place in calls for kind in kinds[:2]} | {
+        (*place, kind) for place in parameters for kind in kinds[2:]
+    }
+
+
+def test_rates_hold_where_each_forward_is_a_step() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    with th.record(net, "?", every={"0": 3, "1": 2}) as rec, torch.no_grad():
+        for _ in range(7):
+            net(torch.ones(2, 3))
+    assert [(call.step, call.path) for call in rec.order()] == [
+        (0, "0"), (0, "1"), (2, "1"), (3, "0"), (4, "1"), (6, "0"), (6, "1"),
+    ]  # fmt: skip
+
+
+def test_a_rate_for_nothing_is_an_error() -> None:
+    net = nn.Sequential(nn.Linear(3, 1))
+    with pytest.raises(SelectionError, match="head"):
+        th.record(net, every={"head": 2})
+    with pytest.raises(TenterhookError, match="records nothing"):
+        th.record(net, every={"0": 0})
+    with pytest.raises(TenterhookError, match="one rate"):
+        th.record(net, every={"0": 2}, ops=True)

@@ -47,6 +47,7 @@ class CaptureOptions:
     on_error: str = "warn"
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     ops: bool | str = False  # functional calls: those of the user's modules, or "all"
+    tensors_dtype: str | None = None  # that kept tensors of floating point are stored in
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
     note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
 
@@ -125,12 +126,15 @@ class Capture:
     def detach(self, *, but: Watched | None = None) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
         for watched in self.watched:
-            if watched is but:
-                continue
-            if watched.attachment is not None:
-                watched.lost = watched.lost or not watched.attachment.live
-                watched.attachment.remove()
-                watched.attachment = None
+            if watched is not but:
+                self.release(watched)
+
+    def release(self, watched: Watched) -> None:
+        """Take the hooks of one module off."""
+        if watched.attachment is not None:
+            watched.lost = watched.lost or not watched.attachment.live
+            watched.attachment.remove()
+            watched.attachment = None
 
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""
@@ -173,7 +177,7 @@ class Capture:
         call = self.tracker.begin(watched)
         if self.tracker.stale:
             self._record_stale()
-        if not (watched.wanted and self.active):
+        if not (watched.wanted and watched.due and self.active):
             return None
         call.followed = True
         call.recorded = self.options.recompute or call.phase != "recompute"
@@ -300,7 +304,7 @@ class Capture:
             row = self._next_row()
             self._block.rows.append((
                 row, self.tracker.next_seq(), call.backward_seq, call.step, watched.model, watched.path, kind, slot,
-                call.number, "backward", call.pass_number, None, "none", None, None, note,
+                call.number, "backward", call.pass_number, None, None, "none", None, None, note,
             ))  # fmt: skip
             self.values_recorded += 1
 
@@ -318,16 +322,17 @@ class Capture:
             tensor, unscaled = self._unscale(tensor)
             told = unscaled if told is None or unscaled is None else f"{told}; {unscaled}"
         shape, dtype, device = backend.summary(tensor)
+        shard = backend.shard_offset(tensor)
         key = None
         if watched.keep:
-            kept = backend.keep(tensor)
+            kept = backend.keep(tensor, self.options.tensors_dtype)
             key = str(place[0])
             if not self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept):
                 key = None  # over budget, or the disk is full: the manifest says so
         with self._lock:
             row = self._next_row()
             note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, dtype, device, key, note or told))
+            self._block.rows.append((row, *place, shape, shard, dtype, device, key, note or told))
             self.values_recorded += 1
 
     def _next_row(self) -> int:
@@ -441,6 +446,11 @@ class Capture:
         if self._block.rows:
             block, self._block = self._block, self._new_block()
             self.sink.write_values(block.batch())
+
+    def forked(self) -> None:
+        """End in a child of the process: its parent's other threads may hold the lock there for ever."""
+        self._lock = threading.RLock()
+        self.closed = True
 
     def close(self) -> None:
         """Take everything off and hand over what is left."""

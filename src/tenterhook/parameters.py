@@ -111,12 +111,12 @@ class ParameterWatch:
                 self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
 
     def _shaped(self) -> list[tuple[Watched, str, Any]]:
-        """All parameters but those of lazy modules that have not run yet."""
-        return [one for one in self._parameters if self._capture.backend.numel(one[2])]
+        """All parameters of this step's modules but those of lazy ones that have not run yet."""
+        return [one for one in self._parameters if one[0].due and self._capture.backend.numel(one[2])]
 
     def _gradient(self, watched: Watched, name: str, gradient: Any) -> None:
         capture = self._capture
-        if not capture.active:
+        if not (capture.active and watched.due):
             return
         # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
         running = capture.tracker.passes.current() if capture.tracker.reenters else None
@@ -141,7 +141,7 @@ class ParameterWatch:
             return
         with self._capture.backend.untracked():
             for watched, name, parameter, old in before:
-                update = self._capture.backend.difference(self._capture.backend.keep(parameter), old)
+                update = self._capture.backend.difference(parameter, old)
                 self._capture.parameter_value(watched, "update", name, update, step)
 
     def pause(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
 from tenterhook.errors import TenterhookError
+from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.parameters import ParameterWatch
@@ -25,6 +26,7 @@ from tenterhook.recording.manifest import Cost, Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
+from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
 from tenterhook.sampling import Sampling
 from tenterhook.select import Selection, describe, resolve
@@ -69,6 +71,7 @@ def capture_options(
     to_disk: bool,
     scaler: Any = None,
     ops: bool | str = False,
+    tensors_dtype: str | None = None,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -86,6 +89,10 @@ def capture_options(
         )
     if ops not in (False, True, "all"):
         raise TenterhookError(f"ops={ops!r} is not known\n  use True, False or 'all'")
+    if tensors_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
+        raise TenterhookError(
+            f"tensors_dtype={tensors_dtype!r} is not known\n  use 'float16', 'bfloat16', 'float32', 'float64' or None"
+        )
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
@@ -95,6 +102,7 @@ def capture_options(
         scaler=scaler,
         to_numpy=to_disk,
         ops=ops,
+        tensors_dtype=tensors_dtype,
     )
 
 
@@ -136,18 +144,35 @@ class Recorder:
         self._parameters = (
             ParameterWatch(self._capture, model, self._watched) if options.kinds & PARAMETER_KINDS else None
         )
+        if isinstance(sink, DiskSink) and sink.resumed is not None:
+            self._go_on(sink.resumed)
+        if sampling.by_pattern:
+            self._set_rates()
         self._stack = contextlib.ExitStack()
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
         self._told: Sequence[str] = ()
         self._began_ns = 0
         self._recording: Recording | None = None
+        self._modules_known: object = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
 
     @property
     def _model(self) -> Any:
         return self._model_ref()
+
+    def _go_on(self, resumed: Resumed) -> None:
+        self._capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
+        for one in self._watched:
+            one.call_count = resumed.calls[one.model, one.path, "forward"]
+            one.gradient_count = resumed.calls[one.model, one.path, "backward"]
+
+    @property
+    def resumed_from(self) -> int:
+        """The step from which an earlier recording is gone on with (``resume=True``); 0 where all of it is recorded now."""
+        resumed = self._sink.resumed if isinstance(self._sink, DiskSink) else None
+        return 0 if resumed is None else resumed.step
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -166,6 +191,8 @@ class Recorder:
                 self._stack.callback(self._ops.close)
             self._settle_hooks()
             self._waiting = None
+            if isinstance(self._sink, DiskSink):
+                self._stack.callback(Flusher(self._capture).stop)
         except BaseException:
             self._stack.close()
             self._state = "closed"
@@ -180,6 +207,8 @@ class Recorder:
         if self._state != "running":
             return
         self._state = "closed"
+        if error is not None:
+            self._manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         try:
             self._capture.abandon_open_calls(error)
             if self._parameters is not None:
@@ -241,15 +270,31 @@ class Recorder:
 
     def _resume_hooks(self) -> None:
         self._capture.active = True
+        step = self._capture.tracker.step
         for watched in self._watched:
-            if watched.wanted or watched.is_root or self._ops is not None:  # an op's module has to be known
+            watched.due = step % watched.every == 0 or not self._sampling.by_pattern
+            if (
+                (watched.wanted and watched.due) or watched.is_root or self._ops is not None
+            ):  # an op's module has to be known
                 self._capture.attach(watched)
+            else:
+                self._capture.release(watched)
+
+    def _set_rates(self) -> None:
+        entries = self._backend.entries(self._model)
+        by_path = {watched.path: watched for watched in self._watched}
+        for pattern, every in self._sampling.rates.items():
+            for entry in resolve(pattern, entries, require_callable=True):
+                by_path[entry.path].every = every
+        self._sampling.use(watched.every for watched in self._watched if watched.wanted)
 
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
         if self._state == "running":
             self._capture.flush()
-            if isinstance(self._sink, MemorySink):
+            known = (self._capture.tracker.step, self._capture.calls_recorded, self._capture.values_recorded)
+            if isinstance(self._sink, MemorySink) and known != self._modules_known:
+                self._modules_known = known
                 self._sink.write_modules(self._modules())
 
     def _modules(self) -> pa.Table:
@@ -335,10 +380,12 @@ def record(
     sketch: bool = True,
     tensors: Selection | bool = False,
     ops: bool | Literal["all"] = False,
-    every: int = 1,
+    every: int | Mapping[str, int] = 1,
     steps: Iterable[int] | str | None = None,
+    tensors_dtype: str | None = None,
     budget: int | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     recompute: bool = False,
     scaler: Any = None,
     fused: Literal["open", "keep"] = "open",
@@ -364,10 +411,16 @@ def record(
         ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
             that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
             are only with ``"all"``. Not with ``fused="keep"``.
-        every: record every n-th step.
+        every: record every n-th step; or a mapping from patterns to n, ``{"**": 100, "head.**": 1}``, where a later pattern
+            overrules, and a module that none matches is recorded on every step.
         steps: record these steps only: numbers, or text such as ``"0:100:10,500"``.
+        tensors_dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"float64"``: what tensors of real numbers are stored
+            as. Statistics, sketches and digests are those of the tensor as it came.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
+        resume: go on with an unfinished recording at ``to`` from the step after the last complete one, which
+            ``rec.resumed_from`` tells; your loop skips the steps before it. Where there is none, a new one begins. Under
+            ``torchrun`` each rank finds its own step.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
         scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
             as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).
@@ -394,17 +447,31 @@ def record(
         to_disk=to is not None,
         scaler=scaler,
         ops=ops,
+        tensors_dtype=tensors_dtype,
     )
+    if resume and (to is None or overwrite):
+        raise TenterhookError("resume=True goes on with a recording on disk\n  give to=, and leave out overwrite=")
     if ops:
         check_ops(backend, fused)
     sampling = Sampling(every, steps)
+    if ops and sampling.by_pattern:
+        raise TenterhookError(
+            "ops= are recorded at one rate\n  give every= as a number, or record ops= in a session of their own"
+        )
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
     manifest = start_manifest(
         **backend.environment(), select=", ".join(describe(select)), kinds=sorted(wanted), note=note,
         tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),
     )  # fmt: skip
-    sink = MemorySink(manifest) if to is None else DiskSink(Path(to), manifest, overwrite=overwrite, budget=budget)
+    rank = manifest.rank
+    sink = (
+        MemorySink(manifest, rank=rank)
+        if to is None
+        else DiskSink(
+            Path(to), manifest, rank=rank, overwrite=overwrite, resume=resume, budget=budget, flush_interval=INTERVAL
+        )
+    )
     return Recorder(
         model,
         select,

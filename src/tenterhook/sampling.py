@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from tenterhook.errors import TenterhookError
 
@@ -13,21 +13,27 @@ class Sampling:
     """Which steps are recorded.
 
     Args:
-        every: every n-th step.
+        every: every n-th step; or patterns and the n of the modules that each matches, a later one overruling.
         steps: these steps only: numbers, a range or a slice-like text ``"0:100:10,500"``.
     """
 
-    def __init__(self, every: int = 1, steps: Iterable[int] | str | None = None) -> None:
-        if every < 1:
+    def __init__(self, every: int | Mapping[str, int] = 1, steps: Iterable[int] | str | None = None) -> None:
+        self.rates = dict(every) if isinstance(every, Mapping) else {"": every}
+        if not self.rates or min(self.rates.values()) < 1:
             raise TenterhookError(f"every={every} records nothing\n  use 1 for each step, 10 for every tenth")
-        self._every = every
+        self.by_pattern = isinstance(every, Mapping)
+        self._rates = set(self.rates.values())
         self._steps = None if steps is None else self._parse(steps)
 
     def wants(self, step: int) -> bool:
         """Whether this step is to be recorded."""
         if self._steps is not None and not any(step in part for part in self._steps):
             return False
-        return step % self._every == 0
+        return any(step % every == 0 for every in self._rates)
+
+    def use(self, rates: Iterable[int]) -> None:
+        """Tell which rates the modules have, where patterns say so."""
+        self._rates = set(rates)
 
     @staticmethod
     def _parse(steps: Iterable[int] | str) -> list[Collection[int]]:

@@ -20,6 +20,7 @@ import wrapt
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
+from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
@@ -128,10 +129,10 @@ class ScriptRecorder:
             tensors=str(tensors).lower(),
             note=note,
         )
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        self._manifest.rank, self._manifest.world = rank, world
         self._log = EventLog(log) if log is not None else None
-        self._sink = DiskSink(Path(to), self._manifest, rank=rank, overwrite=overwrite)
+        self._sink = DiskSink(
+            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
+        )
         self._capture: Capture | None = None
         self._backend: Backend | None = None
         self._models: list[_Model] = []
@@ -170,12 +171,14 @@ class ScriptRecorder:
         """The first model decides which framework is recorded."""
         self._backend = backend
         for name, value in backend.environment().items():
-            setattr(self._manifest, name, value)
+            if name not in ("rank", "world"):  # the folder was named by the launcher's variables, before any framework
+                setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
         self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
         self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
+        self._stack.callback(Flusher(self._capture).stop)
         return self._capture
 
     def tidy(self, error: BaseException | None) -> None:
@@ -210,7 +213,7 @@ class ScriptRecorder:
             self._manifest.partial = f"{type(fault).__name__}: {fault}"
         finally:
             self._stack.close()
-            self._finish(summary, rows)
+            self._finish(summary, rows, error)
         return summary
 
     def _module_rows(self) -> list[dict[str, Any]]:
@@ -220,10 +223,12 @@ class ScriptRecorder:
             rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
         return rows
 
-    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
+    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.ended = now()
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         manifest.models = [model.manifest for model in self._models]
         manifest.told = [sentence for told in self._told for sentence in told]
         if self._capture is not None:

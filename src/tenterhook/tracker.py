@@ -37,7 +37,9 @@ class Watched:
         "attachment",
         "call_count",
         "closed",
+        "due",
         "entry_parameters",
+        "every",
         "gradient_count",
         "input_names",
         "is_root",
@@ -66,6 +68,8 @@ class Watched:
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
         self.wanted = wanted  # selected for recording; a root is followed also where it is not
         self.keep = keep  # its tensors are kept, too
+        self.every = 1  # of the steps that are recorded, those whose number it divides
+        self.due = True  # recorded on this step
         self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
         self.closed = False  # gets no hooks: they would change what runs
@@ -249,6 +253,12 @@ class Tracker:
         except AttributeError:
             self._local.number = number = next(self._thread_numbers)
             return number
+
+    def go_on(self, step: int, seq: int, start_ns: int) -> None:
+        """Go on where an earlier session ended: with this step and event, so many nanoseconds from the start."""
+        self.step = step
+        self._sequence = itertools.count(seq)
+        self._origin_ns -= start_ns
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:

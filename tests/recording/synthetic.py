@@ -170,7 +170,7 @@ def many_values(
             columns.append(pa.array(numbers[name]))
         elif name == "digest":
             columns.append(pa.array(generator.integers(0, 2**64, rows, np.uint64)))
-        elif name == "tensor":
+        elif name in ("tensor", "shard"):
             columns.append(pa.nulls(rows, field.type))
         else:
             whole = {"seq": seq, "call_seq": seq, "step": step, "numel": np.full(rows, 67108864)}.get(

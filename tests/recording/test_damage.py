@@ -234,6 +234,17 @@ def test_each_damage_has_its_sentence(closed: Path, tmp_path: Path, spoil: Calla
     assert "\n" not in str(caught.value)
 
 
+def test_a_query_names_a_damaged_table_of_contents(closed: Path, tmp_path: Path) -> None:
+    path = copy_of(closed, tmp_path / "a.thk")
+    file = path / "rank-00000" / "calls-00000.parquet"
+    content = bytearray(file.read_bytes())
+    length = int.from_bytes(content[-8:-4], "little")
+    content[-8 - length : -8] = b"\xff" * length
+    file.write_bytes(content)
+    with pytest.raises(RecordingError, match="a file of the table calls is damaged"):
+        open_recording(path).query("select 1")
+
+
 def test_a_newer_minor_with_new_fields_is_read(closed: Path, tmp_path: Path) -> None:
     path = copy_of(closed, tmp_path / "a.thk")
     text = (path / "recording.json").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, open_recording
 from tenterhook.recording.schema import CALLS, FORMAT_VERSION, MODULES, VALUES
 from tests.recording.synthetic import modules_table, value, values_batch
 
@@ -38,9 +38,34 @@ def test_the_readers_on_the_page_work(
     sink.write_values(values_batch(value(1, 0), value(3, 2, 7, "fc", nan_count=5)))
     sink.close(Manifest(), modules_table())
     monkeypatch.chdir(tmp_path)
-    python, sql = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)[0] for language in ("python", "sql"))
+    python, sql = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)[-1] for language in ("python", "sql"))
     exec(compile(python, "format.md", "exec"), {})
     assert capsys.readouterr().out.startswith(
         "rank-00000 [{'step': 7, 'path': 'fc', 'kind': 'output', 'nan_count': 5}]"
     )
     assert duckdb.connect().sql(sql).fetchall() == [(7, "fc", "output")]
+
+
+def test_the_page_merges_shards_as_the_reader_does(tmp_path: Path) -> None:
+    for rank in range(4):
+        sink = DiskSink(tmp_path / "run.thk", Manifest(rank=rank, world=4), rank=rank)
+        part = {
+            "shape": [8, 3],
+            "shard": [rank % 2 * 4, 0],
+            "numel": 12,
+            "kind": "param",
+            "min": -float(rank % 2),
+            "rms": 1.25**0.5,
+        }
+        sink.write_values(values_batch(value(1, 0, nan_count=rank % 2, **part)))  # two copies of each part
+        sink.close(Manifest(rank=rank, world=4), modules_table())
+    recording = open_recording(tmp_path / "run.thk")
+    sql = re.findall(r"```sql\n(.*?)```", PAGE, re.S)[0]
+    (row,) = recording.query(sql).to_pylist()
+    (merged,) = recording.merged().to_pylist()
+    assert {name: row[name] for name in ("numel", "min", "max", "nan_count")} == {
+        "numel": 24, "min": -1.0, "max": 2.25, "nan_count": 1,
+    }  # fmt: skip
+    assert {name: merged[name] for name in row if name != "norm"} == {name: row[name] for name in row if name != "norm"}
+    assert row["norm"] == pytest.approx(merged["rms"] * (24 - 1) ** 0.5)
+    assert merged["ranks"] == [0, 1, 2, 3] and merged["sketch"] == [2.0] * 64

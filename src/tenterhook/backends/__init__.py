@@ -325,8 +325,18 @@ class Backend(Protocol):
         """Write statistics, sketch and digest into ``rows``; returns a reason where that cannot be done."""
         ...
 
-    def keep(self, tensor: Any) -> Any:
-        """Return a detached copy in host memory that later changes of ``tensor`` do not reach."""
+    def shard_offset(self, tensor: Any) -> tuple[int, ...] | None:
+        """Return where, in the whole of a tensor that is spread over processes, the part begins that this one holds.
+
+        None for a tensor that is whole here, and where the parts cannot be put together.
+        """
+        ...
+
+    def keep(self, tensor: Any, dtype: str | None = None) -> Any:
+        """Return a detached copy in host memory that later changes of ``tensor`` do not reach.
+
+        With ``dtype`` (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``) real numbers are turned into that.
+        """
         ...
 
     def to_numpy(self, kept: Any) -> Any:
@@ -334,7 +344,7 @@ class Backend(Protocol):
         ...
 
     def difference(self, kept: Any, other: Any) -> Any:
-        """Return ``kept - other`` of two kept tensors."""
+        """Return ``kept - other``, ``other`` being a kept copy of what ``kept`` was; of a shard, the shard of the difference."""
         ...
 
     def unscaled(self, gradient: Any, scale: float) -> Any:

@@ -205,9 +205,13 @@ class MindSporeBackend:
         rows.measure_array(row, array)
         return None
 
-    def keep(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
+    def shard_offset(self, tensor: mindspore.Tensor) -> None:
+        return None
+
+    def keep(self, tensor: mindspore.Tensor, dtype: str | None = None) -> mindspore.Tensor:
         # asnumpy() shares the tensor's memory, and so does a tensor made of an array
-        return mindspore.Tensor(tensor.asnumpy().copy())
+        kept = mindspore.Tensor(tensor.asnumpy().copy())
+        return kept.astype(getattr(mindspore, dtype)) if dtype and kept.is_floating_point() else kept
 
     def to_numpy(self, kept: mindspore.Tensor) -> Any:
         array = kept.asnumpy()

@@ -34,6 +34,7 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
+from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
@@ -42,7 +43,7 @@ from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, di
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
-from tenterhook.stats import DTYPE_CODES, RowBuffer
+from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
 
 __all__ = ["BACKEND", "TorchBackend"]
 
@@ -278,7 +279,7 @@ class TorchBackend:
             return "requires_grad=False"
         if accumulated:
             return PostAccumulateTap(parameter, fn)
-        if _is_dtensor(parameter):
+        if shards.is_dtensor(parameter):
             return ShardTap(parameter, fn)
         return tap_tensor(parameter, fn, None, None)
 
@@ -346,8 +347,10 @@ class TorchBackend:
             if _is_batched(tensor):
                 note = "statistics over the whole vmap batch"
             tensor = _functorch.get_unwrapped(tensor)
-        if _is_dtensor(tensor):
-            tensor, note = tensor.to_local(), "statistics of this rank's shard"  # type: ignore[attr-defined]
+        offset: int | None = 0
+        if shards.is_dtensor(tensor):
+            offset, note = shards.sketch_offset(tensor), shards.shard_note(tensor)
+            tensor = shards.local_part(tensor)
         reason = _why_no_values(tensor)
         if reason is not None:
             return reason
@@ -358,15 +361,22 @@ class TorchBackend:
             plain = tensor.detach().resolve_conj().resolve_neg()
             if not plain.is_cpu:
                 plain = plain.cpu()
-        rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()))
+        rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
+        if offset is None:
+            rows.valid[row] &= ~GROUP_SKETCH & 0xFF
         return note
 
-    def keep(self, tensor: torch.Tensor) -> Any:
+    def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))
+
+    def keep(self, tensor: torch.Tensor, dtype: str | None = None) -> Any:
         tensor = _unwrapped(tensor)
-        if _is_dtensor(tensor):
-            tensor = tensor.to_local()  # type: ignore[attr-defined]
+        if shards.is_dtensor(tensor):
+            tensor = shards.local_part(tensor)
         with self.untracked(), _outside_transforms():
             plain = tensor.detach()
+            if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
+                return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
     def to_numpy(self, kept: torch.Tensor) -> Any:
@@ -385,7 +395,9 @@ class TorchBackend:
             )
 
     def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return kept - other
+        if shards.is_dtensor(kept):
+            return shards.shard_like(kept, self.keep(kept) - other)
+        return kept.detach().to(other.device) - other
 
     def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         with torch.no_grad():
@@ -402,7 +414,9 @@ class TorchBackend:
             yield
 
     def environment(self) -> dict[str, Any]:
+        process = shards.process()
         return {
+            **({} if process is None else {"rank": process[0], "world": process[1]}),
             "framework": "torch",
             "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
             "seeds": {"torch": torch.initial_seed()},
@@ -427,10 +441,6 @@ def _is_batched(tensor: torch.Tensor) -> bool:
             return True
         tensor = _functorch.get_unwrapped(tensor)
     return False
-
-
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "to_local")
 
 
 def _why_no_values(tensor: torch.Tensor) -> str | None:

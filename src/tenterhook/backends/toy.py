@@ -37,6 +37,7 @@ from tenterhook.backends._toy_tensors import (
     tracks,
 )
 from tenterhook.errors import UnsupportedError
+from tenterhook.recording.shards import dtype_named
 from tenterhook.select import Entry
 from tenterhook.stats import RowBuffer
 
@@ -383,8 +384,12 @@ class ToyBackend:
     def measure(self, tensor: Tensor, rows: RowBuffer, row: int) -> str | None:
         return None if rows.measure_array(row, tensor.data) else f"no statistics for dtype {tensor.data.dtype}"
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        return Tensor(tensor.data.copy())
+    def shard_offset(self, tensor: Tensor) -> None:
+        return None
+
+    def keep(self, tensor: Tensor, dtype: str | None = None) -> Tensor:
+        real = np.issubdtype(tensor.data.dtype, np.floating)
+        return Tensor(tensor.data.astype(dtype_named(dtype)) if dtype and real else tensor.data.copy())
 
     def to_numpy(self, kept: Tensor) -> np.ndarray:
         return kept.data

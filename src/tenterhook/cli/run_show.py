@@ -28,6 +28,7 @@ def run(
     sites: Sequence[str],
     rank: int | None,
     limit: int,
+    ranks: Sequence[int] | None = None,
     as_json: bool,
 ) -> int:
     """Show a recording.
@@ -41,7 +42,7 @@ def run(
         SelectionError: no module that was recorded matches.
     """
     path = find(recording)
-    opened = open_recording(path)
+    opened = open_recording(path, ranks=ranks)
     page = page_of(opened, recording if recording.startswith("@") else str(path), step, sites, rank)
     if as_json:
         print_json(_data(page, str(path), limit), status=_status(page))

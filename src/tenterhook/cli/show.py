@@ -11,6 +11,18 @@ from tenterhook.cli.group import Work, verbose_option
 __all__ = ["command"]
 
 
+def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None or value.strip() == "all":
+        return None
+    found: list[int] = []
+    for part in value.split(","):
+        first, colon, end = part.strip().partition(":")
+        if not (first.isascii() and first.isdigit()) or (colon and not (end.isascii() and end.isdigit())):
+            raise click.BadParameter(f"{part.strip()!r} is no rank\nwrite ranks as 0,3 or 0:8", ctx, param)
+        found += range(int(first), min(int(end), 1 << 20)) if colon else [int(first)]
+    return tuple(found)
+
+
 @click.command("show", short_help="Show what was recorded.")
 @click.argument("recording", metavar="RECORDING")
 @click.option(
@@ -31,6 +43,12 @@ __all__ = ["command"]
 )
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]"
+)
+@click.option(
+    "--ranks",
+    metavar="N,...",
+    callback=_ranks,
+    help="Read these processes only: '0,3' or '0:8'.  [default: all]",
 )
 @click.option(
     "--limit",

@@ -8,8 +8,9 @@ from tenterhook.recording.manifest import Cost, Git, Manifest, Model
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.reader import find_recordings, open_recording
 from tenterhook.recording.recording import Recording
+from tenterhook.recording.sequences import Samples, TensorSequence
 from tenterhook.recording.sink import Sink
-from tenterhook.recording.value import Nested, TensorSequence, Value
+from tenterhook.recording.value import Nested, Value
 from tenterhook.recording.writer import DiskSink
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ModuleView",
     "Nested",
     "Recording",
+    "Samples",
     "Sink",
     "TensorSequence",
     "Value",

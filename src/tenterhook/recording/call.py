@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tenterhook.errors import AmbiguousError, NotRecordedError
-from tenterhook.recording.value import TensorSequence, Value, gather
+from tenterhook.recording.sequences import TensorSequence
+from tenterhook.recording.value import Value, gather
 
 __all__ = ["Call", "Lookup", "ModuleView", "call_from_row"]
 

@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         format_version: `major.minor` of the format.
         complete: whether the recording was closed; false while it is being written, and after a kill.
         partial: why something that was asked for is not in it; None when all is.
+        error: the exception that ended what was recorded, None where it ended well.
+        resumed: the steps from which it was gone on with, after it had ended early.
         lost_rows: rows that were handed over and not stored, because of `partial`.
         tensors_stopped: why tensors were no longer stored from some point on (`budget=`), rows going on.
         framework: `torch`, `mindspore` or `toy`.
@@ -100,6 +102,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     format_version: str = FORMAT_VERSION
     complete: bool = False
     partial: str | None = None
+    error: str | None = None
+    resumed: list[int] = []
     lost_rows: int = 0
     tensors_stopped: str | None = None
     framework: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tenterhook.errors import RecordingError
+from tenterhook.recording.files import first_line
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -71,6 +72,9 @@ def make_view(connection: DuckDBPyConnection, name: str, files: list[Path], loos
         name: name of the view.
         files: Parquet files in folders `rank-00000`.
         loose: rows with the column `rank`.
+
+    Raises:
+        RecordingError: a file is damaged.
     """
     connection.register(f"{name}_loose", loose)
     if not files:
@@ -81,4 +85,9 @@ def make_view(connection: DuckDBPyConnection, name: str, files: list[Path], loos
     parts = f"SELECT * EXCLUDE (filename), {rank} FROM read_parquet([{listed}], filename = true)"
     if len(loose):
         parts += f" UNION ALL BY NAME SELECT * FROM {name}_loose"
-    connection.execute(f'CREATE VIEW "{name}" AS {parts}')
+    import duckdb  # noqa: PLC0415 - as above
+
+    try:
+        connection.execute(f'CREATE VIEW "{name}" AS {parts}')
+    except duckdb.Error as error:  # it reads the first file's table of contents at once
+        raise RecordingError(f"a file of the table {name} is damaged: {first_line(error)}") from error

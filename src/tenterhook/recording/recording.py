@@ -17,8 +17,10 @@ from tenterhook.recording.call import Call, ModuleView, call_from_row
 from tenterhook.recording.coverage import Coverage, coverage_of
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.manifest import Manifest
-from tenterhook.recording.source import TABLES, Source, filtered
-from tenterhook.recording.value import TensorSequence, Value, value_from_row
+from tenterhook.recording.merged import merge_shards
+from tenterhook.recording.sequences import Place, TensorSequence
+from tenterhook.recording.source import TABLES, Filters, Source, filtered
+from tenterhook.recording.value import Value, value_from_row
 from tenterhook.recording.writer import DiskSink
 
 if TYPE_CHECKING:
@@ -84,6 +86,29 @@ class Recording:
         if name not in TABLES:
             raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
         return self._source.table(name)
+
+    def merged(self, path: str | None = None, *, kind: str | None = None, step: int | None = None) -> pa.Table:
+        """Give `values` with one row for each tensor that is spread over ranks, merged of the rows of its parts.
+
+        The result has the columns of `values` but those that only a part has, and `ranks`: those whose rows went into it.
+        Rows of tensors that are whole on a rank stay as they are. For what `query` can ask of shards, see the page on the
+        format.
+
+        Args:
+            path: one module; all by default, which takes much memory for a large recording.
+            kind: `output`, `param_grad`, ...; all by default.
+            step: one step; all by default.
+
+        Raises:
+            NotRecordedError: there is no such module.
+        """
+        filters: Filters = {} if kind is None else {"kind": kind}
+        if path is not None:
+            view = self[path]
+            filters = {**filters, "model": view.model, "path": view.path}
+        if step is not None:
+            filters = {**filters, "step": step}
+        return merge_shards(self._source.table("values", None, filters))
 
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
@@ -213,7 +238,7 @@ class Recording:
 
     def sequence(self, model: str | None, path: str | None, kind: str, slot: str | None) -> TensorSequence:
         """Give the stored tensors of one kind of one module over all steps and calls."""
-        columns = ["rank", "seq", "step", "slot", "tensor"]
+        columns = ["rank", "seq", "step", "slot", "tensor", "shape"]
         table = self._source.table("values", columns, {"model": model, "path": path, "kind": kind})
         table = table.filter(table["tensor"].is_valid())
         name = f"{path or '(root)'}:{kind}"
@@ -229,9 +254,9 @@ class Recording:
                 raise NotRecordedError(f"{name} has no slot {slot!r}; its slots are {', '.join(map(repr, slots))}")
             table = filtered(table, None, {"slot": slot})
         table = table.sort_by([("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")])
-        rows = zip(table["tensor"].to_pylist(), table["rank"].to_pylist(), table["step"].to_pylist(), strict=True)
+        rows = zip(*(table[column].to_pylist() for column in ("tensor", "rank", "step", "shape")), strict=True)
         stored = [row for row in rows if self._source.has_tensor(row[0], row[1])]
-        return TensorSequence(stored, self._source)
+        return TensorSequence([Place(*row) for row in stored], self._source)
 
     def _read_calls(self, model: str | None, path: str | None) -> list[Call]:
         table = self._source.table("calls", None, {"model": model, "path": path})

@@ -40,6 +40,7 @@ class RowWriter:
         compactor: ThreadPoolExecutor,
         *,
         roll_bytes: int = ROLL_BYTES,
+        number: int = 0,
     ):
         self.rows = 0
         self._folder = folder
@@ -47,7 +48,7 @@ class RowWriter:
         self._schema = schema
         self._compactor = compactor
         self._roll_bytes = roll_bytes
-        self._number = 0
+        self._number = number
         self._rolled: list[Future[None]] = []
         self._open()
 

@@ -59,6 +59,9 @@ VALUES: pa.Schema = pa.schema(
         pa.field("phase", _WORD),
         pa.field("pass", pa.int32()),
         pa.field("shape", pa.list_(pa.int64())),
+        pa.field(
+            "shard", pa.list_(pa.int64())
+        ),  # of a tensor spread over ranks: index of this rank's first element in it
         pa.field("dtype", _WORD),  # "float32", "bfloat16", ... ; "none" for a gradient that never came
         pa.field("device", _WORD),
         *(pa.field(name, pa.int64() if name in _COUNTS else pa.float64()) for name in STATISTICS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import numpy as np
 
 from tenterhook.recording.rows import part_name
 
-__all__ = ["STORAGE", "Entry", "ShardWriter", "dtype_named"]
+__all__ = ["STORAGE", "Entry", "ShardWriter", "dtype_named", "finish_shard"]
 
 SHARD_BYTES = 256 << 20
 _FIRST_HEADER = 64 << 10
@@ -80,10 +81,10 @@ def dtype_named(name: str) -> np.dtype:
 class ShardWriter:
     """Appends tensors to shards of about 256 MB in one rank's folder."""
 
-    def __init__(self, folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, folder: Path, *, shard_bytes: int = SHARD_BYTES, number: int = 0) -> None:
         self._folder = folder
         self._shard_bytes = shard_bytes
-        self._number = -1
+        self._number = number - 1
         self._header_room = _FIRST_HEADER
         self._data: io.FileIO | None = None
         self._journal: io.FileIO | None = None
@@ -146,7 +147,7 @@ class ShardWriter:
     def _finish(self) -> None:
         if self._data is None or self._journal is None:
             return
-        header = self._header()
+        header = _header(self._entries, self._header_room)
         self._data.seek(0)
         _write_all(self._data, memoryview(len(header).to_bytes(8, "little") + header))
         self.stop()
@@ -154,29 +155,47 @@ class ShardWriter:
         draft.rename(draft.with_suffix(""))
         (self._folder / part_name("tensors", self._number, "jsonl")).unlink()
 
-    def _header(self) -> bytes:
-        start = 8 + self._header_room
-        header: dict[str, object] = {}
-        odd: dict[str, str] = {}
-        for entry in self._entries:
-            storage = STORAGE.get(entry.dtype)
-            shape = list(entry.shape)
-            if storage is None:
-                storage, shape = "U8", [*shape, dtype_named(entry.dtype).itemsize]
-                odd[entry.key] = entry.dtype
-            header[entry.key] = {
-                "dtype": storage,
-                "shape": shape,
-                "data_offsets": [entry.begin - start, entry.end - start],
-            }
-        if odd:
-            header["__metadata__"] = odd
-        written = msgspec.json.encode(header).ljust(self._header_room)
-        if len(written) != self._header_room:
-            raise ValueError(
-                f"the header of {self._number} takes {len(written)} bytes and {self._header_room} were kept"
-            )
-        return written
+
+def _header(entries: Sequence[Entry], room: int) -> bytes:
+    start = 8 + room
+    header: dict[str, object] = {}
+    odd: dict[str, str] = {}
+    for entry in entries:
+        storage = STORAGE.get(entry.dtype)
+        shape = list(entry.shape)
+        if storage is None:
+            storage, shape = "U8", [*shape, dtype_named(entry.dtype).itemsize]
+            odd[entry.key] = entry.dtype
+        header[entry.key] = {
+            "dtype": storage,
+            "shape": shape,
+            "data_offsets": [entry.begin - start, entry.end - start],
+        }
+    if odd:
+        header["__metadata__"] = odd
+    written = msgspec.json.encode(header).ljust(room)
+    if len(written) != room:
+        raise ValueError(f"the header of a shard takes {len(written)} bytes and {room} were kept")
+    return written
+
+
+def finish_shard(draft: Path, entries: Sequence[Entry]) -> None:
+    """Finish a shard that a process has left: with these tensors, in order from its first; none leave no file.
+
+    Args:
+        draft: the growing shard, `tensors-00000.safetensors.part`.
+        entries: the tensors to keep.
+    """
+    journal = draft.with_name(draft.name.replace(".safetensors.part", ".jsonl"))
+    if entries:
+        header = _header(entries, entries[0].begin - 8)
+        with io.FileIO(draft, "r+") as file:
+            file.truncate(entries[-1].end)
+            _write_all(file, memoryview(len(header).to_bytes(8, "little") + header))
+        draft.rename(draft.with_suffix(""))
+    else:
+        draft.unlink()
+    journal.unlink(missing_ok=True)
 
 
 def _write_all(file: io.FileIO, data: memoryview) -> None:

@@ -24,7 +24,16 @@ import msgspec
 from tenterhook.errors import TargetError
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["CLAIM_NAME", "RANK_FOLDER", "RESERVE_NAME", "claim", "publish", "rank_folder", "write_manifest"]
+__all__ = [
+    "CLAIM_NAME",
+    "RANK_FOLDER",
+    "RESERVE_NAME",
+    "claim",
+    "publish",
+    "rank_folder",
+    "take_over",
+    "write_manifest",
+]
 
 CLAIM_NAME = "claim.json"
 RESERVE_NAME = ".reserve"
@@ -80,6 +89,21 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
         _take_back(made)
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
     return folder
+
+
+def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
+    """Sign for a rank's folder whose writer is gone, and mark the recording unfinished again.
+
+    Raises:
+        TargetError: its writer is alive, or it cannot be written.
+    """
+    _refuse_if_alive(target, folder)
+    try:
+        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
+        write_manifest(target, manifest, manifest.rank)
+    except OSError as error:
+        raise TargetError(f"{target} cannot be written: {_words(error)}") from error
 
 
 def _take_back(made: list[Path]) -> None:

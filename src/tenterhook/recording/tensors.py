@@ -53,6 +53,10 @@ class TensorStore:
         self._index: dict[str, tuple[int, Entry]] | None = None
         self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the maps: a worker process opens its own."""
+        return {**self.__dict__, "_maps": OrderedDict()}
+
     def __contains__(self, key: str) -> bool:
         return key in self._entries()
 

@@ -16,7 +16,7 @@ from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
 
-__all__ = ["Nested", "TensorSequence", "TensorSource", "Value", "gather", "value_from_row"]
+__all__ = ["Nested", "TensorSource", "Value", "gather", "value_from_row"]
 
 _COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
 
@@ -53,7 +53,8 @@ class Value:
         call: number of the module's call in its step.
         phase: `forward`, `backward` or `recompute`.
         pass_: number of the backward pass through the same call.
-        shape: its shape.
+        shape: its shape; of a tensor that is spread over ranks, the whole's.
+        shard: of such a tensor, index in the whole of the first element that this rank holds; None for a whole tensor.
         dtype: `float32`, `bfloat16`, ...; `none` where no tensor came.
         device: where it was.
         statistics: the basic statistics by name; None where they make no sense.
@@ -77,6 +78,7 @@ class Value:
     phase: str | None
     pass_: int | None
     shape: tuple[int, ...] | None
+    shard: tuple[int, ...] | None
     dtype: str | None
     device: str | None
     statistics: dict[str, float | int | None]
@@ -166,6 +168,7 @@ def value_from_row(row: dict[str, Any], store: TensorSource) -> Value:
         phase=row["phase"],
         pass_=row["pass"],
         shape=None if row["shape"] is None else tuple(row["shape"]),
+        shard=None if row["shard"] is None else tuple(row["shard"]),
         dtype=row["dtype"],
         device=row["device"],
         statistics={name: row[name] for name in STATISTICS},
@@ -251,32 +254,3 @@ def gather(values: Sequence[Value], what: str) -> Any:
     if len(values) == 1 and values[0].slot == "":
         return _given(values[0])
     return Nested([(_tokens(value.slot), value) for value in values], what)
-
-
-class TensorSequence(Sequence[Any]):
-    """All tensors of one kind of one module, over steps and calls, each read only when asked for.
-
-    From a file they are memory-mapped: an item costs no memory until its elements are looked at.
-    """
-
-    def __init__(self, places: Sequence[tuple[str, int, int]], store: TensorSource) -> None:
-        self._places = places  # (key, rank, step)
-        self._store = store
-
-    @property
-    def steps(self) -> list[int]:
-        """The step of each."""
-        return [step for _, _, step in self._places]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return TensorSequence(self._places[index], self._store)
-        key, rank, _ = self._places[index]
-        return self._store.tensor(key, rank)
-
-    def __repr__(self) -> str:
-        span = f", steps {self._places[0][2]} to {self._places[-1][2]}" if self._places else ""
-        return f"{len(self)} tensors{span}"

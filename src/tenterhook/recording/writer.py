@@ -21,10 +21,12 @@ from tenterhook.recording import converters
 from tenterhook.recording.bounded import BoundedQueue
 from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.resume import Resumed
+from tenterhook.recording.resume import resume as resume_recording
 from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tenterhook.recording.shards import SHARD_BYTES, ShardWriter
-from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, write_manifest
+from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, rank_folder, write_manifest
 from tenterhook.recording.tensors import write_index
 
 __all__ = ["DiskSink"]
@@ -60,6 +62,7 @@ class DiskSink:
         manifest: what is known at the start; `world` above 1 lets the ranks share the directory.
         rank: number of this process.
         overwrite: replace an older recording; nothing else is ever deleted.
+        resume: go on with a recording that is there (see `resumed`); a new one where there is none.
         flush_interval: seconds.
         queue_limit: bytes that may wait in memory.
         budget: bytes that may be written before tensors are no longer stored; rows go on.
@@ -77,6 +80,7 @@ class DiskSink:
         *,
         rank: int = 0,
         overwrite: bool = False,
+        resume: bool = False,
         flush_interval: float = 1.0,
         queue_limit: int = QUEUE_LIMIT,
         budget: int | None = None,
@@ -90,8 +94,14 @@ class DiskSink:
         self._accepted = 0
         self._tensors_stopped: str | None = None
         self._closed = False
-        folder = claim(self.path, manifest, rank, overwrite=overwrite)
-        self._worker = _Worker(folder, flush_interval, queue_limit, roll_bytes, shard_bytes)
+        self.resumed: Resumed | None = None
+        folder = rank_folder(self.path, rank)
+        if resume and folder.is_dir():
+            self.resumed = resume_recording(self.path, folder, manifest)
+            self._accepted = self.resumed.tensor_bytes
+        else:
+            folder = claim(self.path, manifest, rank, overwrite=overwrite)
+        self._worker = _Worker(folder, flush_interval, queue_limit, roll_bytes, shard_bytes, self.resumed)
         # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
         self._finalizer = weakref.finalize(self, _Worker.finish, self._worker)
 
@@ -193,7 +203,15 @@ def _batch_size(batch: pa.RecordBatch, row_bytes: int) -> int:
 class _Worker:
     """The thread that writes, and what it writes with."""
 
-    def __init__(self, folder: Path, interval: float, limit: int, roll_bytes: int, shard_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        interval: float,
+        limit: int,
+        roll_bytes: int,
+        shard_bytes: int,
+        resumed: Resumed | None,
+    ) -> None:
         self.failure: str | None = None
         self.lost = 0
         self.queue: BoundedQueue[_Item] = BoundedQueue(limit)
@@ -203,10 +221,17 @@ class _Worker:
         self._enough = min(_BATCH_BYTES, max(limit // 4, 1))
         self._compactor = ThreadPoolExecutor(1, "tenterhook-compact")
         self._writers = {
-            "calls": RowWriter(folder, "calls", CALLS, self._compactor, roll_bytes=roll_bytes),
-            "values": RowWriter(folder, "values", VALUES, self._compactor, roll_bytes=roll_bytes),
+            table: RowWriter(
+                folder,
+                table,
+                schema,
+                self._compactor,
+                roll_bytes=roll_bytes,
+                number=0 if resumed is None else resumed.parts[table],
+            )
+            for table, schema in (("calls", CALLS), ("values", VALUES))
         }
-        self._shards = ShardWriter(folder, shard_bytes=shard_bytes)
+        self._shards = ShardWriter(folder, shard_bytes=shard_bytes, number=0 if resumed is None else resumed.shard)
         self._taken: deque[_Item] = deque()
         self._pending: dict[str, list[_Item]] = {"calls": [], "values": []}
         self._pending_size = 0

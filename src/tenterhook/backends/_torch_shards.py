@@ -1,0 +1,92 @@
+"""Distributed tensors: which part of the whole this process holds.
+
+DTensors are known by their class's name, so that ``torch.distributed.tensor`` is not imported for programs without them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["is_dtensor", "local_part", "process", "shard_like", "shard_note", "shard_offset", "sketch_offset"]
+
+
+def process() -> tuple[int, int] | None:
+    """Return rank and world size of this process; None where no process group is initialised."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "to_local")
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return what this process holds, without a graph."""
+    with torch.no_grad():
+        local = tensor.to_local()
+        return local.wait() if hasattr(local, "wait") else local  # a collective may still be on its way
+
+
+def _place(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
+    """Return shape and first index of this process's part, or why the whole cannot be put together of the parts."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
+
+    placements = tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        return "this rank's summand, not yet reduced"
+    if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in placements):
+        return "this rank's shard, interleaved with others: no sketch"
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
+    if len(offset) != len(tensor.shape):
+        return "nothing: no part of it is on this rank"
+    return tuple(shape), tuple(offset)
+
+
+def shard_offset(tensor: Any) -> tuple[int, ...] | None:
+    """Return the index, in the whole tensor, of the first element that this process holds; None for a whole tensor."""
+    if not is_dtensor(tensor) or not any(placement.is_shard() for placement in tensor.placements):
+        return None
+    place = _place(tensor)
+    return None if isinstance(place, str) else place[1]
+
+
+def shard_note(tensor: Any) -> str | None:
+    """Say what was measured of a distributed tensor; None where that is all of it."""
+    place = _place(tensor)
+    if isinstance(place, str):
+        return f"statistics of {place}"
+    if not any(placement.is_shard() for placement in tensor.placements):
+        return None
+    return "statistics of this rank's shard" + (
+        "" if sketch_offset(tensor) is not None else ", not contiguous: no sketch"
+    )
+
+
+def sketch_offset(tensor: Any) -> int | None:
+    """Return the flat index of the part's first element in the whole; None where the part is not one flat range of it."""
+    place = _place(tensor)
+    if isinstance(place, str):
+        return 0 if any(placement.is_partial() for placement in tensor.placements) else None
+    part, offset = place
+    whole = tuple(tensor.shape)
+    split = next((at for at, (size, of) in enumerate(zip(part, whole, strict=True)) if size != of), len(whole))
+    if (
+        0 not in part
+        and split < len(whole)
+        and (any(size != 1 for size in part[:split]) or part[split + 1 :] != whole[split + 1 :])
+    ):
+        return None
+    flat = 0
+    for start, of in zip(offset, whole, strict=True):
+        flat = flat * of + start
+    return flat
+
+
+def shard_like(tensor: Any, local: torch.Tensor) -> Any:
+    """Return a distributed tensor of the place of ``tensor`` with other values."""
+    return type(tensor).from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )

@@ -1,0 +1,178 @@
+"""Going on with a recording that ended early: what is whole of it stays, the rest is taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tenterhook.errors import TargetError
+from tenterhook.recording.disk import read_part
+from tenterhook.recording.files import RankFiles, rank_files, reading
+from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+from tenterhook.recording.rows import parquet_options
+from tenterhook.recording.shards import finish_shard
+from tenterhook.recording.target import take_over
+from tenterhook.recording.tensors import INDEX_NAME, shard_entries
+
+try:
+    import fcntl
+except ImportError:  # Windows: two that resume at the very same moment are not told apart there
+    fcntl = None
+
+__all__ = ["Resumed", "resume"]
+
+
+@dataclass
+class Resumed:
+    """Where a recording goes on.
+
+    Attributes:
+        step: the first step to record.
+        seq: the first number for events.
+        start_ns: nanoseconds of the recording that are behind it.
+        parts: table -> number of its next part.
+        shard: number of the next shard of tensors.
+        tensor_bytes: size of the shards that are there.
+        calls: (model, path, phase) -> rows of calls that are kept.
+    """
+
+    step: int
+    seq: int
+    start_ns: int
+    parts: dict[str, int]
+    shard: int
+    tensor_bytes: int
+    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+
+def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
+    """Take over a rank's folder and cut it back to its last complete step.
+
+    The step at which a process was killed, or an exception ended the session, is recorded again; its rows and tensors, and
+    those after it, are removed. Where this is interrupted, it can be begun again.
+
+    Args:
+        target: the recording's directory.
+        folder: the rank's folder in it.
+        manifest: of the session that goes on; `started` and `resumed` are set.
+
+    Raises:
+        TargetError: another process writes there, or what was recorded there is something else.
+        RecordingError: it is damaged.
+    """
+    with _alone(folder, target):
+        own = folder / MANIFEST_NAME
+        with reading(target):
+            old = Manifest.from_json((own if own.exists() else target / MANIFEST_NAME).read_bytes(), where=str(target))
+        for name in ("select", "kinds", "tensors", "world"):
+            before, now = getattr(old, name), getattr(manifest, name)
+            if before != now:
+                raise TargetError(
+                    f"{target} cannot be resumed: it was recorded with {name}={before}, and now {name}={now} is asked for"
+                )
+        whole = old.complete and old.error is None
+        manifest.started = old.started
+        take_over(target, folder, manifest)
+        files = rank_files(folder, manifest.rank)
+        ends = {table: _ends(files, table) for table in ("calls", "values")}
+        step = old.steps if whole else max(0, min(end["step"] for end in ends.values()))
+        manifest.resumed = [*old.resumed, step]
+        keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
+        seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
+        for name in ("modules.parquet", INDEX_NAME):
+            (folder / name).unlink(missing_ok=True)
+        for table in ("calls", "values"):
+            _cut_rows(files, table, step)
+        files = rank_files(folder, manifest.rank)
+        _end_shard(files)
+        return Resumed(
+            step=step,
+            seq=seq,
+            start_ns=ends["calls"]["start_ns"] + 1,
+            parts={table: _number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
+            shard=max(rank_files(folder, manifest.rank).shards, default=-1) + 1,
+            tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
+            calls=_count_calls(files),
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, target: Path) -> Iterator[None]:
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise TargetError(f"{target} is being resumed by another process; choose another directory") from error
+    finally:
+        os.close(descriptor)
+
+
+def _parts(files: RankFiles, table: str) -> list[Path]:
+    return sorted([*files.parquet[table], *files.streams[table]], key=_number)
+
+
+def _number(part: Path) -> int:
+    return int(part.stem.rpartition("-")[2])
+
+
+def _ends(files: RankFiles, table: str) -> dict[str, int]:
+    """Find the greatest step, seq and start_ns of a table; -1 where there is none."""
+    names = ["step", "seq", *(["start_ns"] if table == "calls" else [])]
+    ends = dict.fromkeys(names, -1)
+    for part in _parts(files, table):
+        with reading(part):
+            rows = pq.read_table(str(part), columns=names) if part.suffix == ".parquet" else read_part(part, table)
+            for name in names:
+                ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
+    return ends
+
+
+def _cut_rows(files: RankFiles, table: str, step: int) -> None:
+    """Turn streams into Parquet, and leave out the rows from `step` on."""
+    for part in _parts(files, table):
+        if part.suffix == ".parquet":
+            with reading(part):
+                if not pc.any(pc.greater_equal(pq.read_table(str(part), columns=["step"])["step"], step)).as_py():
+                    continue
+        rows = read_part(part, table)
+        rows = rows.filter(pc.less(rows["step"], step)).unify_dictionaries()
+        draft = part.with_suffix(".parquet.tmp")
+        pq.write_table(rows, str(draft), **parquet_options(rows.schema))
+        draft.replace(part.with_suffix(".parquet"))
+        part.with_suffix(".arrows").unlink(missing_ok=True)
+
+
+def _end_shard(files: RankFiles) -> None:
+    """Give the shard that was growing its header, without the tensors at its end that no row names any more."""
+    named: set[str] = set()
+    for part in files.parquet["values"]:
+        with reading(part):
+            named.update(pq.read_table(str(part), columns=["tensor"])["tensor"].drop_null().to_pylist())
+    for path in files.shards.values():
+        if path.suffix == ".part":
+            entries = shard_entries(path)
+            while entries and entries[-1].key not in named:
+                entries.pop()
+            finish_shard(path, entries)
+
+
+def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for part in files.parquet["calls"]:
+        rows = pq.read_table(str(part), columns=["model", "path", "phase"])
+        rows = pa.table({name: rows[name].cast(pa.string()) for name in rows.column_names})
+        for row in rows.group_by(["model", "path", "phase"]).aggregate([([], "count_all")]).to_pylist():
+            counts[row["model"], row["path"], row["phase"]] += row["count_all"]
+    return counts

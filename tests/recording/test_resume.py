@@ -1,0 +1,129 @@
+"""A loop that was killed goes on where it stopped: nothing twice, nothing left out."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tenterhook as th
+from tenterhook.errors import TargetError, TenterhookError
+from tests.recording.resumed_program import batch, net
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("resumed_program.py")
+KILLS = int(os.environ.get("TENTERHOOK_KILLS", "8"))
+INTERVAL, GRACE = 1.0, 0.5  # GRACE: a process may have been kept from the processor just before it was killed
+
+
+def collect(
+    model: nn.Module, target: Path, numbers: range, stop_at: int | None = None, **options: object
+) -> th.Recorder:
+    options = {"kinds": ["output"], "tensors": True, "stats": None, "resume": True, **options}
+    with th.record(model, ["0"], to=target, **options) as rec, torch.no_grad():  # type: ignore[arg-type]
+        for number in numbers:
+            if number >= rec.resumed_from:
+                if number == stop_at:
+                    raise KeyboardInterrupt
+                model(batch(number))
+    return rec
+
+
+def expected(batches: int) -> list[list[list[float]]]:
+    layer = net()[0]
+    with torch.no_grad():
+        return [layer(batch(number)).tolist() for number in range(batches)]
+
+
+def assert_whole(target: Path, batches: int) -> None:
+    recording = th.open(target)
+    outputs = recording["0"].outputs
+    assert outputs.steps == list(range(batches))
+    assert [np.asarray(output).tolist() for output in outputs] == expected(batches)
+    calls = [call for call in recording.order() if call.path == "0"]
+    assert [call.step for call in calls] == list(range(batches))
+    assert len({call.seq for call in recording.order()}) == len(recording.order())
+    starts = [call.start_ns for call in recording.order()]
+    assert starts == sorted(starts)
+    if recording.manifest.complete:
+        rows = {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}
+        assert rows["0"] == batches
+
+
+def test_after_an_exception_the_loop_goes_on_from_the_step_it_was_in(tmp_path: Path) -> None:
+    model, target = net(), tmp_path / "a.thk"
+    with pytest.raises(KeyboardInterrupt):
+        collect(model, target, range(10), stop_at=4)
+    assert th.open(target).manifest.error == "KeyboardInterrupt"
+    rec = collect(model, target, range(10))
+    assert rec.resumed_from == 3  # how far the exception let step 3 come is not known, so it is done again
+    assert_whole(target, 10)
+    manifest = th.open(target).manifest
+    assert manifest.complete and manifest.error is None and manifest.resumed == [3]
+
+
+def test_what_was_finished_is_added_to(tmp_path: Path) -> None:
+    model, target = net(), tmp_path / "a.thk"
+    assert collect(model, target, range(5)).resumed_from == 0
+    assert collect(model, target, range(5)).resumed_from == 5
+    assert_whole(target, 5)
+    assert collect(model, target, range(8)).resumed_from == 5
+    assert_whole(target, 8)
+
+
+def test_resuming_needs_the_same_question(tmp_path: Path) -> None:
+    model = net()
+    collect(model, tmp_path / "a.thk", range(2))
+    with pytest.raises(TargetError, match=r"recorded with kinds=\['output'\], and now kinds=\['input'\]"):
+        collect(model, tmp_path / "a.thk", range(2), kinds=["input"])
+    with pytest.raises(TenterhookError, match="give to="):
+        th.record(model, resume=True)
+    assert_whole(tmp_path / "a.thk", 2)
+
+
+def test_who_writes_there_is_not_disturbed(tmp_path: Path) -> None:
+    model = net()
+    with th.record(model, "0", to=tmp_path / "a.thk"), pytest.raises(TargetError, match="is being written by process"):
+        th.record(model, "0", to=tmp_path / "a.thk", resume=True)
+
+
+def start(target: Path, batches: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM), str(target), str(batches)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(max(1, KILLS // 4)))
+def test_killed_four_times_and_gone_on_with(tmp_path: Path, number: int) -> None:
+    chance, target, batches = random.Random(number), tmp_path / "a.thk", 100_000
+    done = -1
+    for _ in range(4):
+        process = start(target, batches)
+        assert process.stdout is not None
+        word, resumed, _ = process.stdout.readline().split()
+        assert word == "from" and int(resumed) >= done
+        time.sleep(chance.uniform(0.1, 2.5))
+        killed = time.time()
+        process.send_signal(signal.SIGKILL)
+        lines = [line.split() for line in process.stdout.readlines() if line.endswith("\n")]
+        process.wait()
+        process.stdout.close()
+        due = [int(step) for step, when in lines if float(when) < killed - INTERVAL - GRACE]
+        done = max(due, default=-1)
+        recorded = [step for table in ("calls", "values") for step in th.open(target).table(table)["step"].to_pylist()]
+        assert max(recorded, default=-1) >= done, "more was lost than the last interval"
+    last = th.open(target).query("select max(step) s from calls").to_pylist()[0]["s"] or 0
+    process = start(target, last + 20)
+    process.communicate()
+    assert process.returncode == 0
+    assert_whole(target, last + 20)

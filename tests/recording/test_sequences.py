@@ -1,0 +1,100 @@
+"""Stored tensors as a data set: sample by sample, in torch's own loader, in other processes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import tenterhook as th
+from tenterhook.errors import NotRecordedError, TenterhookError
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 4, generator=generator) for size in (3, 3, 2)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, batches: list[torch.Tensor]) -> Path:
+    path = tmp_path_factory.mktemp("features") / "a.thk"
+    model = nn.Identity()
+    with th.record(model, kinds=["output"], tensors=True, stats=None, to=path), torch.no_grad():
+        for batch in batches:
+            model(batch)
+    return path
+
+
+def test_batches_and_samples(target: Path, batches: list[torch.Tensor]) -> None:
+    outputs = th.open(target)[""].outputs
+    assert [output.shape for output in outputs] == [(3, 4), (3, 4), (2, 4)]
+    samples = outputs.samples()
+    assert len(samples) == 8
+    assert np.array_equal(np.stack(list(samples)), torch.cat(batches).numpy())
+    assert np.array_equal(samples[-1], batches[2][1].numpy()) and np.array_equal(samples[3:5][1], batches[1][1].numpy())
+    with pytest.raises(IndexError, match="sample 8 of 8"):
+        samples[8]
+
+
+def test_an_item_is_read_from_the_file_only_when_its_elements_are(target: Path) -> None:
+    item = th.open(target)[""].outputs[0]
+    base = item
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert isinstance(base, np.memmap) and not item.flags.writeable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_loads_samples_in_workers(target: Path, batches: list[torch.Tensor], workers: int) -> None:
+    samples = th.open(target)[""].outputs.as_torch().samples()
+    context = "spawn" if workers else None
+    loader = DataLoader(samples, batch_size=3, num_workers=workers, multiprocessing_context=context)  # type: ignore[arg-type]
+    assert torch.equal(torch.cat(list(loader)), torch.cat(batches))
+    shuffled = DataLoader(samples, batch_size=8, shuffle=True)  # type: ignore[arg-type]
+    (all_of_them,) = list(shuffled)
+    assert sorted(all_of_them.tolist()) == sorted(torch.cat(batches).tolist())
+
+
+def test_a_pickle_holds_no_tensors(target: Path, batches: list[torch.Tensor]) -> None:
+    outputs = th.open(target)[""].outputs
+    before = len(pickle.dumps(outputs))
+    for output in outputs:  # maps the shards
+        output.sum()
+    assert len(pickle.dumps(outputs)) == before
+    again = pickle.loads(pickle.dumps(outputs))
+    assert np.array_equal(again[2], batches[2].numpy())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy"),
+    [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16), ("float32", np.float32), ("float64", np.float64)],
+)
+def test_tensors_are_stored_in_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str, numpy: type) -> None:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    model = nn.Identity()
+    with th.record(model, kinds=["output"], tensors=True, tensors_dtype=dtype, to=tmp_path / "a.thk"):
+        model(x)
+        model(torch.arange(3))
+    first, second = th.open(tmp_path / "a.thk")[""].outputs
+    assert first.dtype == numpy and np.array_equal(first, x.numpy().astype(numpy))
+    assert second.dtype == np.int64  # only real numbers are turned into others
+    (row, _) = th.open(tmp_path / "a.thk").table("values").to_pylist()
+    assert row["dtype"] == "float32" and row["max"] == float(x.max())  # what is said of it is said of it as it came
+
+
+def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TenterhookError, match="tensors_dtype='int8' is not known"):
+        th.record(nn.Identity(), tensors=True, tensors_dtype="int8")
+    model = nn.Identity()
+    with th.record(model, kinds=["output"], tensors=True, to=tmp_path / "a.thk"):
+        model(torch.tensor(1.0))
+    with pytest.raises(NotRecordedError, match="single numbers"):
+        th.open(tmp_path / "a.thk")[""].outputs.samples()
