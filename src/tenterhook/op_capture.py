@@ -151,11 +151,9 @@ class OpCapture:
             call.forward = repeated[len(ops) - 1]  # a recomputation makes the same calls in the same order
             call.number = call.forward.number
             return
-        if watched.step != call.step:
-            watched.step = call.step
-            watched.numbers = {}
-        call.number = watched.numbers.get(call.thread, 0)
-        watched.numbers[call.thread] = call.number + 1
+        step, count = watched.numbers.get(call.thread, (call.step, 0))
+        call.number = count if step == call.step else 0
+        watched.numbers[call.thread] = call.step, call.number + 1
         watched.call_count += 1
 
     def _follows(self, watched: Watched) -> bool:

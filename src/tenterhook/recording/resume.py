@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
@@ -26,6 +27,8 @@ try:
     import fcntl
 except ImportError:  # Windows: two that resume at the very same moment are not told apart there
     fcntl = None
+
+pc: Any = pyarrow.compute  # its functions are made at import, out of a type checker's sight
 
 __all__ = ["Resumed", "resume"]
 
