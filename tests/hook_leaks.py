@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import operator
 import sys
 import threading
@@ -93,6 +94,7 @@ def _torch_state(torch: Any) -> dict[str, object]:
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is not None:
         state["torch.compiler stance"] = vars(eval_frame)["_stance"].stance
+    importlib.import_module("torch.utils.checkpoint")  # older releases do not load it by themselves
     for path in ("nn.Module", "nn.functional", "Tensor", "optim.Optimizer", "autograd", "utils.checkpoint"):
         state |= _functions(f"torch.{path}", operator.attrgetter(path)(torch))
     return state
