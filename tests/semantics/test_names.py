@@ -109,6 +109,6 @@ def test_ten_thousand_modules() -> None:
     with th.hooks(model) as hooks:
         handle = hooks.forward("**", ignore)
         model(torch.ones(1))
-        assert str(hooks).count("\n") == 10_002
+        assert sum(" forward " in line for line in str(hooks).splitlines()) == 10_001
     assert handle.fired == 10_001
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
