@@ -1,0 +1,156 @@
+"""What writing to disk costs a real run, in turns within one process.
+
+    python -m benchmarks.recorded_runs loader    one layer's outputs to disk, against the bare forward and against writing plain files
+    python -m benchmarks.recorded_runs writing   training steps recorded to disk, against the same recorded in memory
+
+Each prints one JSON object a line; the machine and its load are part of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+import tenterhook as th
+from benchmarks.models import build
+from benchmarks.overhead import forward, forward_backward
+from benchmarks.recording import folder_bytes, say
+
+LAYERS = {"transformer": "6", "resnet": "blocks.1", "small_cnn": "3", "alexnet": "3.4"}
+
+
+def clock(work: Callable[..., object], *arguments: object) -> float:
+    """Give the seconds that some work takes."""
+    start = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - start
+
+
+def times(count: int, work: Callable[..., object], *arguments: object) -> None:
+    """Do some work again and again."""
+    for _ in range(count):
+        work(*arguments)
+
+
+def loader(at: Path, rounds: int) -> None:
+    """Store one layer's outputs of many batches in three ways: not at all, as a loop with a hook and a file does, and with us."""
+    for name, layer in LAYERS.items():
+        net, x = build(name)
+        net.eval()
+        steps = max(8, int(2 / clock(times, 4, forward, net, x) * 4))
+        taken: dict[str, list[float]] = {"bare": [], "plain": [], "ours": [], "ours in float16": []}
+        for turn in range(rounds + 1):
+            for way, seconds in taken.items():
+                spent = clock(_store, way, net, x, layer, steps, at)
+                if turn:  # the first warms up
+                    seconds.append(spent)
+                shutil.rmtree(at / "a.thk", ignore_errors=True)
+        with th.record(net, layer, kinds=["output"], stats="basic") as rec:
+            forward(net, x)
+        (shape,) = rec.table("values")["shape"].to_pylist()
+        say(
+            what="loader", model=name, layer=layer, batches=steps, megabytes_a_batch=math.prod(shape) * 4 / 1e6,
+            forward_ms=statistics.median(taken["bare"]) / steps * 1e3,
+            **{f"{way}_to_{other}".replace(" ", "_"): _ratio(taken[way], taken[other])
+               for way, other in (("plain", "bare"), ("ours", "bare"), ("ours", "plain"), ("ours in float16", "bare"))},
+        )  # fmt: skip
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    return round(statistics.median(one / other for one, other in zip(ours, theirs, strict=True)), 3)
+
+
+def _store(way: str, net: nn.Module, x: torch.Tensor, layer: str, steps: int, at: Path) -> None:
+    if way == "bare":
+        for _ in range(steps):
+            forward(net, x)
+    elif way == "plain":
+        with (at / "plain").open("wb", buffering=0) as file:
+            hook = net.get_submodule(layer).register_forward_hook(
+                lambda module, args, output: file.write(output.contiguous().numpy().data) and None
+            )
+            for _ in range(steps):
+                forward(net, x)
+            hook.remove()
+        (at / "plain").unlink()
+    else:
+        dtype = "float16" if way.endswith("16") else None
+        with th.record(net, layer, kinds=["output"], tensors=True, tensors_dtype=dtype, stats=None, to=at / "a.thk"):
+            for _ in range(steps):
+                forward(net, x)
+
+
+def writing(at: Path, rounds: int) -> None:
+    """Train with a recording of everything, in memory and on disk in turn; then weigh what is on the disk."""
+    for name in ("small_cnn", "transformer", "resnet", "tiny401"):
+        net, x = build(name)
+        once = clock(times, 2, forward_backward, net, x) / 2
+        steps = max(10, int(3 / once))
+        ratios, closing = [], []
+        for turn in range(rounds + 1):
+            memory = _recorded(net, x, steps, {})
+            shutil.rmtree(at / "b.thk", ignore_errors=True)
+            disk = _recorded(net, x, steps, {"to": at / "b.thk"})
+            if turn:
+                ratios.append(disk[0] / memory[0])
+                closing.append(disk[1])
+        parts = list((at / "b.thk").rglob("*.parquet"))
+        rows = sum(pq.read_metadata(part).num_rows for part in parts if part.name.startswith(("calls", "values")))
+        sketches = sum(_column_bytes(part, "sketch") for part in parts if part.name.startswith("values"))
+        quartiles = statistics.quantiles(ratios, n=4)
+        say(
+            what="writing", model=name, steps=steps, step_ms=once * 1e3, rows=rows,
+            disk_to_memory=round(statistics.median(ratios), 3), quartiles=[round(quartiles[0], 3), round(quartiles[2], 3)],
+            closing_seconds=statistics.median(closing),
+            bytes_a_row=(folder_bytes(at / "b.thk") - sketches) / rows, sketch_bytes_a_row=sketches / rows,
+        )  # fmt: skip
+
+
+def _recorded(net: nn.Module, x: torch.Tensor, steps: int, options: dict[str, Any]) -> tuple[float, float]:
+    """Give the seconds of the steps, and of what comes after them."""
+    session: AbstractContextManager[Any] = th.record(net, **options)
+    with session:
+        forward_backward(net, x)
+        forward_backward(net, x)  # the second step decides, once a session, what ends a step
+        spent = clock(times, steps, forward_backward, net, x)
+        start = time.perf_counter()
+    return spent, time.perf_counter() - start
+
+
+def _column_bytes(part: Path, column: str) -> int:
+    meta = pq.read_metadata(part)
+    chunks = (
+        meta.row_group(group).column(at) for group in range(meta.num_row_groups) for at in range(meta.num_columns)
+    )
+    return sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.startswith(column + "."))
+
+
+def main() -> None:
+    """Run the benchmark that is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["loader", "writing"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    at = Path(tempfile.mkdtemp(prefix="tenterhook-"))
+    try:
+        {"loader": loader, "writing": writing}[arguments.what](at, arguments.rounds)
+    finally:
+        shutil.rmtree(at)
+
+
+if __name__ == "__main__":
+    main()
