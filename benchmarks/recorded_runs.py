@@ -31,11 +31,11 @@ from benchmarks.recording import folder_bytes, say
 LAYERS = {"transformer": "6", "resnet": "blocks.1", "small_cnn": "3", "alexnet": "3.4"}
 
 
-def clock(work: Callable[..., object], *arguments: object) -> float:
-    """Give the seconds that some work takes."""
-    start = time.perf_counter()
+def clock(work: Callable[..., object], *arguments: object) -> tuple[float, float]:
+    """Give the seconds that some work takes, by the clock and of the processor, all threads together."""
+    start, busy = time.perf_counter(), time.process_time()
     work(*arguments)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def times(count: int, work: Callable[..., object], *arguments: object) -> None:
@@ -49,27 +49,34 @@ def loader(at: Path, rounds: int) -> None:
     for name, layer in LAYERS.items():
         net, x = build(name)
         net.eval()
-        steps = max(8, int(2 / clock(times, 4, forward, net, x) * 4))
-        taken: dict[str, list[float]] = {"bare": [], "plain": [], "ours": [], "ours in float16": []}
+        forward(net, x)
+        steps = max(4, int(1 / clock(forward, net, x)[0]))
+        taken: dict[str, list[tuple[float, float]]] = {"bare": [], "plain": [], "ours": [], "ours_in_float16": []}
         for turn in range(rounds + 1):
-            for way, seconds in taken.items():
-                spent = clock(_store, way, net, x, layer, steps, at)
+            for way, spent in taken.items():
+                seconds = clock(_store, way, net, x, layer, steps, at)
                 if turn:  # the first warms up
-                    seconds.append(spent)
+                    spent.append(seconds)
                 shutil.rmtree(at / "a.thk", ignore_errors=True)
-        with th.record(net, layer, kinds=["output"], stats="basic") as rec:
+        with th.record(net, layer, kinds=["output"]) as rec:
             forward(net, x)
         (shape,) = rec.table("values")["shape"].to_pylist()
+        pairs = (("plain", "bare"), ("ours", "bare"), ("ours", "plain"), ("ours_in_float16", "bare"))
         say(
-            what="loader", model=name, layer=layer, batches=steps, megabytes_a_batch=math.prod(shape) * 4 / 1e6,
-            forward_ms=statistics.median(taken["bare"]) / steps * 1e3,
-            **{f"{way}_to_{other}".replace(" ", "_"): _ratio(taken[way], taken[other])
-               for way, other in (("plain", "bare"), ("ours", "bare"), ("ours", "plain"), ("ours in float16", "bare"))},
+            what="loader", model=name, layer=layer, batches=steps, rounds=rounds,
+            megabytes_a_batch=math.prod(shape) * 4 / 1e6,
+            forward_cpu_ms=statistics.median(cpu for _, cpu in taken["bare"]) / steps * 1e3,
+            **{f"{one}_to_{other}": _ratios(taken[one], taken[other]) for one, other in pairs},
         )  # fmt: skip
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> float:
-    return round(statistics.median(one / other for one, other in zip(ours, theirs, strict=True)), 3)
+def _ratios(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, float]:
+    """Give the medians of the ratios, turn by turn."""
+    turns = list(zip(ours, theirs, strict=True))
+    return {
+        name: round(statistics.median(one[which] / other[which] for one, other in turns), 3)
+        for which, name in enumerate(("clock", "cpu"))
+    }
 
 
 def _store(way: str, net: nn.Module, x: torch.Tensor, layer: str, steps: int, at: Path) -> None:
@@ -96,29 +103,31 @@ def writing(at: Path, rounds: int) -> None:
     """Train with a recording of everything, in memory and on disk in turn; then weigh what is on the disk."""
     for name in ("small_cnn", "transformer", "resnet", "tiny401"):
         net, x = build(name)
-        once = clock(times, 2, forward_backward, net, x) / 2
-        steps = max(10, int(3 / once))
-        ratios, closing = [], []
+        forward_backward(net, x)
+        once = clock(forward_backward, net, x)[0]
+        steps = max(6, int(2 / once))
+        memory, disk, closing = [], [], []
         for turn in range(rounds + 1):
-            memory = _recorded(net, x, steps, {})
+            in_memory, _ = _recorded(net, x, steps, {})
             shutil.rmtree(at / "b.thk", ignore_errors=True)
-            disk = _recorded(net, x, steps, {"to": at / "b.thk"})
+            on_disk, end = _recorded(net, x, steps, {"to": at / "b.thk"})
             if turn:
-                ratios.append(disk[0] / memory[0])
-                closing.append(disk[1])
+                memory.append(in_memory)
+                disk.append(on_disk)
+                closing.append(end)
         parts = list((at / "b.thk").rglob("*.parquet"))
         rows = sum(pq.read_metadata(part).num_rows for part in parts if part.name.startswith(("calls", "values")))
         sketches = sum(_column_bytes(part, "sketch") for part in parts if part.name.startswith("values"))
-        quartiles = statistics.quantiles(ratios, n=4)
         say(
-            what="writing", model=name, steps=steps, step_ms=once * 1e3, rows=rows,
-            disk_to_memory=round(statistics.median(ratios), 3), quartiles=[round(quartiles[0], 3), round(quartiles[2], 3)],
-            closing_seconds=statistics.median(closing),
+            what="writing", model=name, steps=steps, rounds=rounds, step_ms=once * 1e3, rows=rows,
+            disk_to_memory=_ratios(disk, memory), closing_seconds=statistics.median(closing),
             bytes_a_row=(folder_bytes(at / "b.thk") - sketches) / rows, sketch_bytes_a_row=sketches / rows,
         )  # fmt: skip
 
 
-def _recorded(net: nn.Module, x: torch.Tensor, steps: int, options: dict[str, Any]) -> tuple[float, float]:
+def _recorded(
+    net: nn.Module, x: torch.Tensor, steps: int, options: dict[str, Any]
+) -> tuple[tuple[float, float], float]:
     """Give the seconds of the steps, and of what comes after them."""
     session: AbstractContextManager[Any] = th.record(net, **options)
     with session:
