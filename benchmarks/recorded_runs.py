@@ -3,12 +3,15 @@
     python -m benchmarks.recorded_runs loader    one layer's outputs to disk, against the bare forward and against writing plain files
     python -m benchmarks.recorded_runs writing   training steps recorded to disk, against the same recorded in memory
 
+    python -m benchmarks.recorded_runs page FILE...   what these have printed, into docs/format.md
+
 Each prints one JSON object a line; the machine and its load are part of each.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import statistics
@@ -25,7 +28,7 @@ from torch import nn
 
 import tenterhook as th
 from benchmarks.models import build
-from benchmarks.overhead import forward, forward_backward
+from benchmarks.overhead import forward
 from benchmarks.recording import folder_bytes, say
 
 LAYERS = {"transformer": "6", "resnet": "blocks.1", "small_cnn": "3", "alexnet": "3.4"}
@@ -99,18 +102,26 @@ def _store(way: str, net: nn.Module, x: torch.Tensor, layer: str, steps: int, at
                 forward(net, x)
 
 
+def train(net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Make a step on input that never comes again."""
+    optimizer.zero_grad()
+    net(torch.randn_like(x)).square().mean().backward()
+    optimizer.step()
+
+
 def writing(at: Path, rounds: int) -> None:
-    """Train with a recording of everything, in memory and on disk in turn; then weigh what is on the disk."""
-    for name in ("small_cnn", "transformer", "resnet", "tiny401"):
+    """Train on ever new input with a recording of everything, in memory and on disk in turn; then weigh what is on the disk."""
+    for name in ("small_cnn", "tiny401", "transformer", "resnet"):
         net, x = build(name)
-        forward_backward(net, x)
-        once = clock(forward_backward, net, x)[0]
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        train(net, x, optimizer)
+        once = clock(train, net, x, optimizer)[0]
         steps = max(6, int(2 / once))
         memory, disk, closing = [], [], []
         for turn in range(rounds + 1):
-            in_memory, _ = _recorded(net, x, steps, {})
+            in_memory, _ = _recorded(net, x, optimizer, steps, {})
             shutil.rmtree(at / "b.thk", ignore_errors=True)
-            on_disk, end = _recorded(net, x, steps, {"to": at / "b.thk"})
+            on_disk, end = _recorded(net, x, optimizer, steps, {"to": at / "b.thk"})
             if turn:
                 memory.append(in_memory)
                 disk.append(on_disk)
@@ -126,14 +137,13 @@ def writing(at: Path, rounds: int) -> None:
 
 
 def _recorded(
-    net: nn.Module, x: torch.Tensor, steps: int, options: dict[str, Any]
+    net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer, steps: int, options: dict[str, Any]
 ) -> tuple[tuple[float, float], float]:
     """Give the seconds of the steps, and of what comes after them."""
     session: AbstractContextManager[Any] = th.record(net, **options)
     with session:
-        forward_backward(net, x)
-        forward_backward(net, x)  # the second step decides, once a session, what ends a step
-        spent = clock(times, steps, forward_backward, net, x)
+        train(net, x, optimizer)
+        spent = clock(times, steps, train, net, x, optimizer)
         start = time.perf_counter()
     return spent, time.perf_counter() - start
 
@@ -146,13 +156,50 @@ def _column_bytes(part: Path, column: str) -> int:
     return sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.startswith(column + "."))
 
 
+def page(printed: list[Path]) -> None:
+    """Put what was printed into the table of the page on the format."""
+    lines = ["| what | against | ratio |", "|---|---|---|"]
+    for figures in (json.loads(line) for file in printed for line in file.read_text().splitlines()):
+        machine = figures["machine"].rpartition(", ")[2]
+        if figures["what"] == "loader":
+            layer = (
+                f"`{figures['layer']}` of {figures['model']}, {figures['megabytes_a_batch']:.2g} MB a batch ({machine})"
+            )
+            for ways in ("ours to bare", "ours to plain", "ours_in_float16 to bare", "plain to bare"):
+                one, _, other = ways.partition(" to ")
+                found = figures[f"{one}_to_{other}"]
+                who = {
+                    "ours": "stored",
+                    "plain": "a hook that writes a plain file",
+                    "ours_in_float16": "stored in float16",
+                }[one]
+                against = {"bare": "bare forward", "plain": "a hook that writes a plain file"}[other]
+                lines.append(f"| {layer}: {who} | {against} | {found['cpu']:.2f} ({found['clock']:.2f}) |")
+        else:
+            found = figures["disk_to_memory"]
+            what = (
+                f"{figures['model']}, {figures['rows']} rows, all outputs and gradients ({machine}): recorded to disk"
+            )
+            lines.append(f"| {what} | recorded in memory | {found['cpu']:.2f} ({found['clock']:.2f}) |")
+            size = f"{figures['bytes_a_row']:.0f} bytes, sketches {figures['sketch_bytes_a_row']:.0f} more"
+            lines.append(f"| … a row on disk | | {size} |")
+    place = Path(__file__).parents[1] / "docs" / "format.md"
+    before, mark, rest = place.read_text().partition("<!-- recorded_runs -->\n")
+    table = "\n".join(lines)
+    place.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")
+
+
 def main() -> None:
     """Run the benchmark that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["loader", "writing"])
+    parser.add_argument("what", choices=["loader", "writing", "page"])
+    parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.what == "page":
+        page(arguments.files)
+        return
     torch.set_num_threads(arguments.threads)
     at = Path(tempfile.mkdtemp(prefix="tenterhook-"))
     try:

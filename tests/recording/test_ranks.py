@@ -121,7 +121,7 @@ def test_the_command_records_all_ranks(tmp_path: Path) -> None:
     ]  # fmt: skip
     only = [sys.executable, "-m", "tenterhook", "show", str(target), "--ranks", "1", "--json"]
     done = subprocess.run(only, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-    assert json.loads(done.stdout)["ranks"] == [1]
+    assert json.loads(done.stdout)["data"]["ranks"] == [1]
     rows = [json.dumps(one).count('"fc"') for one in shown]
     assert rows[0] == rows[1] > 0 and shown[0] != shown[1]
 
