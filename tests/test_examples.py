@@ -76,3 +76,12 @@ def test_digits_is_recorded_as_it_stands(tmp_path: Path) -> None:
     assert "23 steps" in shown and "all finite" in shown and "complete" in shown
     for name in ("features Sequential", "1 ReLU", "dropout Dropout", "NLLLoss"):
         assert name in shown
+
+
+def test_features_are_stored_once_and_trained_on(tmp_path: Path) -> None:
+    lines = _run(str(EXAMPLES / "features_to_disk.py"), "features.thk", cwd=tmp_path).splitlines()
+    assert lines[:1] == ["storing from batch 0 on"]
+    assert lines[1].startswith("1797 features of fc1 in ")
+    assert float(re.search(r"gets ([\d.]+)%", lines[2])[1]) > 80  # type: ignore[index]
+    again = _run(str(EXAMPLES / "features_to_disk.py"), "features.thk", cwd=tmp_path).splitlines()
+    assert again == ["storing from batch 29 on", *lines[1:]]

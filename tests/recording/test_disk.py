@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tenterhook.errors import NotRecordedError, RecordingError, TargetError
-from tenterhook.recording import DiskSink, Manifest, find_recordings, open_recording
+from tenterhook.recording import DiskSink, Manifest, environment, find_recordings, open_recording
 from tenterhook.recording.dump import dump
 from tests.recording.synthetic import (
     call,
@@ -511,3 +512,41 @@ print(early, late)
     done = in_process(code, tmp_path / "a.thk")
     early, late = map(int, done.stdout.split())
     assert late - early < 60, (early, late)  # 4 million rows are 500 MB
+
+
+def test_ranks_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+    for rank in range(2):
+        manifest = Manifest(rank=rank, world=2)
+        DiskSink(tmp_path / "a.thk", manifest, rank=rank).close(manifest, modules_table())
+    with pytest.raises(TargetError, match="exists; choose another name"):
+        DiskSink(tmp_path / "a.thk", Manifest(rank=3, world=4), rank=3)
+    assert open_recording(tmp_path / "a.thk").ranks == [0, 1]
+
+
+def test_a_clock_that_jumps_changes_nothing_but_the_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Jumping(datetime.datetime):
+        hours = 50
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            cls.hours -= 7
+            return datetime.datetime(2026, 1, 1, tzinfo=tz) + datetime.timedelta(hours=cls.hours)
+
+    seconds = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
+    monkeypatch.setattr(environment, "datetime", Jumping)
+    manifest = environment.start_manifest()
+    sink = DiskSink(tmp_path / "a.thk", manifest, flush_interval=0.1)
+    for step in range(3):
+        calls, values = step_of_rows(step)
+        sink.write_calls(calls)
+        sink.write_values(values)
+    deadline = time.monotonic() + 20
+    while open_recording(tmp_path / "a.thk").table("values").num_rows < 15 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert open_recording(tmp_path / "a.thk").table("values").num_rows == 15
+    manifest.ended = environment.now()
+    sink.close(manifest, modules_table())
+    recording = open_recording(tmp_path / "a.thk")
+    assert recording.manifest.complete and recording.manifest.ended < recording.manifest.started
+    assert recording.steps == [0, 1, 2] and find_recordings(tmp_path) == [tmp_path / "a.thk"]

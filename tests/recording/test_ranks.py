@@ -121,7 +121,7 @@ def test_the_command_records_all_ranks(tmp_path: Path) -> None:
     ]  # fmt: skip
     only = [sys.executable, "-m", "tenterhook", "show", str(target), "--ranks", "1", "--json"]
     done = subprocess.run(only, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-    assert json.loads(done.stdout)["ranks"] == [1]
+    assert json.loads(done.stdout)["data"]["ranks"] == [1]
     rows = [json.dumps(one).count('"fc"') for one in shown]
     assert rows[0] == rows[1] > 0 and shown[0] != shown[1]
 
@@ -133,3 +133,21 @@ def test_a_rank_that_is_killed_leaves_the_data_of_the_others_whole(tmp_path: Pat
     rows = recording.query("select rank, step, count(*) n from calls where step < 2 group by all").to_pylist()
     assert {(row["rank"], row["step"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len({row["n"] for row in rows}) == 1
+
+
+@pytest.mark.parametrize(("restarts", "name"), [("0", "run.thk"), ("2", "run-restart2.thk")])
+def test_processes_that_torchrun_starts_again_write_beside_the_first(tmp_path: Path, restarts: str, name: str) -> None:
+    (tmp_path / "train.py").write_text("print('done')")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TORCHELASTIC_RESTART_COUNT": restarts}
+    command = [sys.executable, "-m", "tenterhook", "record", "--to", "run.thk", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n"
+    assert [path.name for path in tmp_path.glob("*.thk")] == [name]
+
+
+def test_several_processes_need_one_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('done')")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "WORLD_SIZE": "2", "RANK": "1"}
+    command = [sys.executable, "-m", "tenterhook", "record", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--to runs/train.thk" in done.stderr and done.stdout == ""

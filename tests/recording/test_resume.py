@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import tenterhook as th
 from tenterhook.errors import TargetError, TenterhookError
+from tenterhook.recording import resume
 from tests.recording.resumed_program import batch, net
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +47,7 @@ def expected(batches: int) -> list[list[list[float]]]:
         return [layer(batch(number)).tolist() for number in range(batches)]
 
 
-def assert_whole(target: Path, batches: int) -> None:
+def assert_whole(target: Path, batches: int, unnamed: int = 0) -> None:
     recording = th.open(target)
     outputs = recording["0"].outputs
     assert outputs.steps == list(range(batches))
@@ -54,6 +57,13 @@ def assert_whole(target: Path, batches: int) -> None:
     assert len({call.seq for call in recording.order()}) == len(recording.order())
     starts = [call.start_ns for call in recording.order()]
     assert starts == sorted(starts)
+    keys = []
+    for shard in target.rglob("*.safetensors"):
+        with safe_open(shard, "numpy") as stored:
+            keys += stored.keys()
+    named = recording.table("values")["tensor"].drop_null().to_pylist()
+    assert set(named) <= set(keys) and len(set(keys)) == len(keys)
+    assert len(keys) - len(named) <= unnamed, "tensors are stored that no row names"
     if recording.manifest.complete:
         rows = {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}
         assert rows["0"] == batches
@@ -66,9 +76,43 @@ def test_after_an_exception_the_loop_goes_on_from_the_step_it_was_in(tmp_path: P
     assert th.open(target).manifest.error == "KeyboardInterrupt"
     rec = collect(model, target, range(10))
     assert rec.resumed_from == 3  # how far the exception let step 3 come is not known, so it is done again
-    assert_whole(target, 10)
+    assert_whole(target, 10, unnamed=1)  # of the step that was done again, in a shard that was finished
     manifest = th.open(target).manifest
     assert manifest.complete and manifest.error is None and manifest.resumed == [3]
+
+
+def left(folder: Path, batches: int) -> Path:
+    """Leave a recording as a process does that is killed."""
+    target, model = folder / "whole.thk", net()
+    options = {"kinds": ["output"], "tensors": True, "stats": None}
+    with th.record(model, ["0"], to=target, **options) as rec, torch.no_grad():  # type: ignore[arg-type]
+        for number in range(batches):
+            model(batch(number))
+        rec._hand_over()
+        rec._sink.flush()
+        copy = shutil.copytree(target, folder / "killed.thk")
+        (copy / "rank-00000" / "claim.json").unlink()  # its process is this one, which lives
+    return copy
+
+
+@pytest.mark.parametrize("stop", ["_cut_rows", "_end_shard", "_count_calls"])
+def test_going_on_can_be_interrupted_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str) -> None:
+    target, model = left(tmp_path, 6), net()
+    done = getattr(resume, stop)
+    with monkeypatch.context() as patch:
+
+        def interrupted(*arguments: object) -> object:
+            done(*arguments)
+            raise KeyboardInterrupt
+
+        patch.setattr(resume, stop, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            collect(model, target, range(9))
+    (target / "rank-00000" / "claim.json").unlink()
+    assert not th.open(target).manifest.complete
+    rec = collect(model, target, range(9))
+    assert 0 < rec.resumed_from <= 5
+    assert_whole(target, 9, unnamed=1)  # the second time goes back one step more, and a finished shard stays as it is
 
 
 def test_what_was_finished_is_added_to(tmp_path: Path) -> None:

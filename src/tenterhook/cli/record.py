@@ -110,8 +110,17 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
         raise click.UsageError(_no_command(target[0]), ctx)
     found = find_target(target[0], target[1:], module=module)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if to is None:
+        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            raise click.UsageError(
+                "several processes are recorded, and each would find a name of its own\nname the directory that they share: "
+                f"tenterhook record --to runs/{found.label}.thk ...",
+                ctx,
+            )
         to = _free_place(found.label)
+    elif restarts.isascii() and restarts.isdigit() and int(restarts):
+        to = to.with_name(f"{to.stem}-restart{restarts}{to.suffix}")  # what the processes before have written stays
     options["sketch"] = not options.pop("no_sketch")
     options["select"] = options["select"] or None
     options["stats"] = None if options["stats"] == "none" else options["stats"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ except ImportError:  # Windows: two that resume at the very same moment are not 
 pc: Any = pyarrow.compute  # its functions are made at import, out of a type checker's sight
 
 __all__ = ["Resumed", "resume"]
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}  # of a network file system
 
 
 @dataclass
@@ -114,10 +117,14 @@ def _alone(folder: Path, target: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TargetError(f"{target} is being resumed by another process; choose another directory") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise TargetError(f"{target} cannot be resumed: {error.strerror}") from error
         yield
-    except BlockingIOError as error:
-        raise TargetError(f"{target} is being resumed by another process; choose another directory") from error
     finally:
         os.close(descriptor)
 

@@ -138,7 +138,7 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
         raise TargetError(f"{target} exists and is not a directory; choose another name")
     own = rank_folder(target, rank)
     if not overwrite:
-        if world > 1 and not own.exists():
+        if world > 1 and not own.exists() and _worlds(target) <= {world}:
             return  # the other ranks of this run share the directory
         raise TargetError(
             f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
@@ -154,6 +154,15 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
             (target / name).unlink(missing_ok=True)
     for folder in doomed:
         _clear(folder)
+
+
+def _worlds(target: Path) -> set[int]:
+    """Find of how many processes those are that have written here."""
+    found = set()
+    for file in [target / MANIFEST_NAME, *target.glob(f"rank-*/{MANIFEST_NAME}")]:
+        with contextlib.suppress(OSError):  # being made or gone: the folder's exclusive creation decides
+            found.add(Manifest.from_json(file.read_bytes(), where=str(file)).world)
+    return found
 
 
 def _is_recording(target: Path) -> bool:
