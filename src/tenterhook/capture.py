@@ -19,7 +19,7 @@ from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import UnsupportedError
 from tenterhook.notes import call_note, note_error
-from tenterhook.recording.blocks import ValueBlock, calls_batch
+from tenterhook.recording.blocks import CALL_ITEMS, ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import LiveCall, Tracker, Watched
 from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, replace_arguments
@@ -29,6 +29,8 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
+_BLOCK_CALL_ITEMS = _BLOCK_ROWS * len(CALL_ITEMS)
+_SAMPLED = 13  # of so many handlers one is timed; prime, so that no model's own rhythm falls in with it
 _IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
@@ -87,13 +89,15 @@ class Capture:
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
         self._lock = threading.RLock()
-        self._calls: list[tuple[Any, ...]] = []
+        self._calls: list[Any] = []  # the items of the rows, one row after the other
         self._block = self._new_block()
         self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
         self._untold: _Pass | None = None  # the newest one, where the framework does not tell when a pass ends
         self._types = backend.tensor_types
+        self._measures = options.statistics
+        self._extra = options.scaler is not None
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
@@ -120,7 +124,8 @@ class Capture:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        handlers = tuple(partial(self.guarded, fn, watched) for fn in (self._before, self._after, self._failed))
+        failed = partial(self.guarded, self._failed, watched)
+        handlers = partial(self._enter, watched), partial(self._leave, watched), failed
         watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
 
     def detach(self, *, but: Watched | None = None) -> None:
@@ -157,48 +162,91 @@ class Capture:
         try:
             return handler(*arguments)
         except Exception as error:
-            if self.options.on_error == "raise" or isinstance(error, UnsupportedError):
-                raise  # what cannot be watched without changing the run is no fault of ours
-            self._give_up(error)
+            self._fault(error)
             return None
         finally:
             self.hook_ns += time.perf_counter_ns() - start
+
+    def _fault(self, error: Exception) -> None:
+        """Stop the recording for a fault in a handler; raises it where that is wanted."""
+        if self.options.on_error == "raise" or isinstance(error, UnsupportedError):
+            raise error  # what cannot be watched without changing the run is no fault of ours
+        self._give_up(error)
+
+    # What follows runs at each call and gradient; so it is guarded in place, and the time that it takes is sampled.
+    def _enter(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.closed:
+            return None
+        try:
+            call = self.tracker.begin(watched)
+            if self.tracker.stale:
+                self._record_stale()
+            changed = (
+                self._before(call, module, args, kwargs) if watched.wanted and watched.due and self.tracker.follows_calls else None
+            )
+            if not call.seq % _SAMPLED:
+                self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
+            return changed
+        except Exception as error:
+            self._fault(error)
+            return None
+
+    def _leave(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.closed:
+            return
+        try:
+            call = self.tracker.end(watched)
+            if self.tracker.stale:
+                self._record_stale()
+            if call is None or not call.followed:
+                return
+            now = self.tracker.now_ns()
+            self._after(call, now, module, output)
+            if not call.seq % _SAMPLED:
+                self.hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
+        except Exception as error:
+            self._fault(error)
+
+    def _gradient(self, call: LiveCall, kind: str, slot: str, note: str | None, gradient: Any) -> None:
+        if self.closed:
+            return
+        try:
+            now = self.tracker.now_ns()
+            seq = self._came(call, now, kind, slot, note, gradient)
+            if not seq % _SAMPLED:
+                self.hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
+        except Exception as error:
+            self._fault(error)
 
     def begin_running_call(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call that the framework has begun already; aliases of its inputs come too late and are left out."""
         wants, self._wants_grad_input = self._wants_grad_input, False
         try:
-            self._before(watched, module, args, kwargs)
+            call = self.tracker.begin(watched)
+            if self.tracker.stale:
+                self._record_stale()
+            if watched.wanted and watched.due and self.active:
+                self._before(call, module, args, kwargs)
         finally:
             self._wants_grad_input = wants
 
     # --- forward ---------------------------------------------------------------------------------------------------
-    def _before(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self.tracker.begin(watched)
-        if self.tracker.stale:
-            self._record_stale()
-        if not (watched.wanted and watched.due and self.active):
-            return None
+    def _before(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call.followed = True
         call.recorded = self.options.recompute or call.phase != "recompute"
         if self._listener is not None:
             self._listener("start", call, "", "", None)
         if self._wants_input and call.recorded:
-            for slot, tensor in argument_leaves(bind_arguments(watched.input_names, args, kwargs), self._types):
+            for slot, tensor in argument_leaves(bind_arguments(call.watched.input_names, args, kwargs), self._types):
                 self.value(call, "input", slot, tensor)
         return self._alias_inputs(call, module, args, kwargs) if self._wants_grad_input else None
 
-    def _after(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        call = self.tracker.end(watched)
-        if self.tracker.stale:
-            self._record_stale()
-        if call is None or not call.followed:
-            return
+    def _after(self, call: LiveCall, now: int, module: Any, output: Any) -> None:
         if call.recorded:
-            self._call_row(call, None)
+            self._call_row(call, now, None)
         if call.aliases is not None:
             aliases, call.aliases = call.aliases, None
-            aliases.settle(f"{watched.type} at '{watched.name}'")
+            aliases.settle(f"{call.watched.type} at '{call.watched.name}'")
         if not (self._wants_output or self._wants_grad_output):
             return
         for slot, tensor in leaves(output, self._types):
@@ -210,7 +258,7 @@ class Capture:
     def op_ended(self, call: LiveCall, output: Any, error: str | None) -> None:
         """Record a functional call; one that raised has no output."""
         if call.recorded:
-            self._call_row(call, error)
+            self._call_row(call, self.tracker.now_ns(), error)
         for slot, tensor in () if error else leaves(output, self._types):
             if self._wants_output and call.recorded:
                 self.value(call, "output", slot, tensor)
@@ -230,7 +278,7 @@ class Capture:
             call.aliases = None
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
-            self._call_row(call, None if stopped else f"{type(error).__name__}: {error}")
+            self._call_row(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:
             place = f"call {call.number} of step {call.step}"
             note_error(
@@ -253,15 +301,14 @@ class Capture:
                 call.aliases.drop()
                 call.aliases = None
             if call.recorded:
-                self._call_row(call, text)
+                self._call_row(call, self.tracker.now_ns(), text)
 
-    def _call_row(self, call: LiveCall, error: str | None) -> None:
-        now = self.tracker.now_ns()
+    def _call_row(self, call: LiveCall, now: int, error: str | None) -> None:
         parent = call.parent
         watched = call.watched
         self._add_call(
             (
-                call.seq, call.step, watched.model, watched.path, watched.type, call.number, call.phase, 0, call.depth,
+                watched.site(), call.seq, call.step, call.number, call.phase, 0, call.depth,
                 None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
                 call.thread, call.start_ns, None if error else now - call.start_ns, error, call.source,
             )
@@ -271,41 +318,67 @@ class Capture:
 
     def _add_call(self, row: tuple[Any, ...]) -> None:
         with self._lock:
-            self._calls.append(row)
+            self._calls.extend(row)
             self.calls_recorded += 1
-            if len(self._calls) >= _BLOCK_ROWS:
+            if len(self._calls) >= _BLOCK_CALL_ITEMS:
                 self._flush_calls()
 
     # --- values ----------------------------------------------------------------------------------------------------
     def value(
         self, call: LiveCall, kind: str, slot: str, tensor: Any, *, backward: bool = False, note: str | None = None
-    ) -> None:
-        """Record one tensor of a call, ``backward`` of its backward pass."""
+    ) -> int:
+        """Record one tensor of a call, ``backward`` of its backward pass; returns the number of the event."""
         watched = call.watched
         seq = self.tracker.next_seq()
-        self._add_value(
-            watched, (
-                seq, call.backward_seq if backward else call.seq, call.step, watched.model, watched.path, kind, slot,
-                call.number, "backward" if backward else call.phase, call.pass_number if backward else 0,
-            ), tensor, note,
-        )  # fmt: skip
+        site = watched.sites.get((kind, slot)) or watched.site(kind, slot)
+        key = None
+        if self._extra or watched.keep:
+            tensor, key, note = self._prepare(watched, kind, seq, tensor, note)
+        shape, dtype, device = self.backend.summary(tensor)
+        shard = self.backend.shard_offset(tensor)
+        with self._lock:
+            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            row = block.used
+            block.used += 1
+            why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
+            block.cells += (
+                (row, site, seq, call.backward_seq, call.step, call.number, "backward", call.pass_number,
+                 shape, shard, dtype, device, key, why or note)
+                if backward else
+                (row, site, seq, call.seq, call.step, call.number, call.phase, 0, shape, shard, dtype, device, key, why or note)
+            )  # fmt: skip
+            self.values_recorded += 1
         if self._listener is not None:
             self._listener("backward" if backward else "value", call, kind, slot, tensor)
+        return seq
 
     def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
         """Record a parameter, its gradient or its update; belongs to no call."""
-        place = (self.tracker.next_seq(), None, step, watched.model, watched.path, kind, name, None, None, None)
-        self._add_value(watched, place, tensor)
+        seq = self.tracker.next_seq()
+        tensor, key, note = self._prepare(watched, kind, seq, tensor, None)
+        shape, dtype, device = self.backend.summary(tensor)
+        shard = self.backend.shard_offset(tensor)
+        with self._lock:
+            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            row = block.used
+            block.used += 1
+            why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
+            block.cells += (
+                row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note
+            )  # fmt: skip
+            self.values_recorded += 1
 
     def missing_gradient(self, call: LiveCall, kind: str, slot: str, note: str) -> None:
         """Record that a gradient never came: None, which is not zero."""
         watched = call.watched
         with self._lock:
-            row = self._next_row()
-            self._block.rows.append((
-                row, self.tracker.next_seq(), call.backward_seq, call.step, watched.model, watched.path, kind, slot,
-                call.number, "backward", call.pass_number, None, None, "none", None, None, note,
-            ))  # fmt: skip
+            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            row = block.used
+            block.used += 1
+            block.cells += (
+                row, watched.site(kind, slot), self.tracker.next_seq(), call.backward_seq, call.step, call.number,
+                "backward", call.pass_number, None, None, "none", None, None, note,
+            )  # fmt: skip
             self.values_recorded += 1
 
     def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
@@ -316,37 +389,30 @@ class Capture:
         scale = self._scale[1]
         return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
 
-    def _add_value(self, watched: Watched, place: tuple[Any, ...], tensor: Any, told: str | None = None) -> None:
-        backend = self.backend
-        if self.options.scaler is not None and place[5] in _GRADIENTS:
+    def _prepare(
+        self, watched: Watched, kind: str, seq: int, tensor: Any, note: str | None
+    ) -> tuple[Any, str | None, str | None]:
+        """Take loss scaling out of a gradient and keep the tensor, where that is wanted; returns tensor, key and note."""
+        if self.options.scaler is not None and kind in _GRADIENTS:
             tensor, unscaled = self._unscale(tensor)
-            told = unscaled if told is None or unscaled is None else f"{told}; {unscaled}"
-        shape, dtype, device = backend.summary(tensor)
-        shard = backend.shard_offset(tensor)
+            note = unscaled if note is None or unscaled is None else f"{note}; {unscaled}"
         key = None
         if watched.keep:
-            kept = backend.keep(tensor, self.options.tensors_dtype)
-            key = str(place[0])
-            if not self.sink.write_tensor(key, backend.to_numpy(kept) if self.options.to_numpy else kept):
+            kept = self.backend.keep(tensor, self.options.tensors_dtype)
+            key = str(seq)
+            if not self.sink.write_tensor(key, self.backend.to_numpy(kept) if self.options.to_numpy else kept):
                 key = None  # over budget, or the disk is full: the manifest says so
-        with self._lock:
-            row = self._next_row()
-            note = backend.measure(tensor, self._block.buffer, row) if self.options.statistics else None
-            self._block.rows.append((row, *place, shape, shard, dtype, device, key, note or told))
-            self.values_recorded += 1
+        return tensor, key, note
 
-    def _next_row(self) -> int:
-        if self._block.used >= self._block.capacity:
-            self._flush_values()
-        row = self._block.used
-        self._block.used += 1
-        return row
+    def _next_block(self) -> ValueBlock:
+        self._flush_values()
+        return self._block
 
     # --- backward --------------------------------------------------------------------------------------------------
     def _tap(
         self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
     ) -> Detachable | None:
-        tap = self.backend.tap(tensor, partial(self.guarded, self._gradient, call, kind, slot, note), module, self)
+        tap = self.backend.tap(tensor, partial(self._gradient, call, kind, slot, note), module, self)
         watched = call.watched
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
@@ -361,22 +427,22 @@ class Capture:
             self._leaf_taps[key] = tap
         return tap
 
-    def _gradient(self, call: LiveCall, kind: str, slot: str, note: str | None, gradient: Any) -> None:
+    def _came(self, call: LiveCall, now: int, kind: str, slot: str, note: str | None, gradient: Any) -> int:
         # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
         target = call.forward if call.forward is not None else call
         token = self.backend.backward_token()
         if target is not call and token != call.token:
             self._outer_passes[token] = call.token  # with reentry a region's gradients come in a pass of their own
         if target.token != token:
-            self._begin_backward(target, token)
+            self._begin_backward(target, token, now)
         target.watched.gradient_count += 1
         pending = call.pending
         pending[kind, slot] = token
         if len(pending) > 1:
             self._passes[token].calls.append(call)
-        self.value(target, kind, slot, gradient, backward=True, note=note)
+        return self.value(target, kind, slot, gradient, backward=True, note=note)
 
-    def _begin_backward(self, call: LiveCall, token: int) -> None:
+    def _begin_backward(self, call: LiveCall, token: int, now: int) -> None:
         call.token = token
         call.pass_number += 1
         call.backward_seq = self.tracker.next_seq()
@@ -394,9 +460,9 @@ class Capture:
         watched = call.watched
         self._add_call(
             (
-                call.backward_seq, call.step, watched.model, watched.path, watched.type, call.number, "backward",
+                watched.site(), call.backward_seq, call.step, call.number, "backward",
                 call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                self.tracker.thread(), self.tracker.now_ns(), None, None, call.source,
+                self.tracker.thread(), now, None, None, call.source,
             )
         )  # fmt: skip
 
@@ -443,7 +509,7 @@ class Capture:
             self.sink.write_calls(calls_batch(rows))
 
     def _flush_values(self) -> None:
-        if self._block.rows:
+        if self._block.cells:
             block, self._block = self._block, self._new_block()
             self.sink.write_values(block.batch())
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Region
 from tenterhook.backward_passes import OutermostPasses
+from tenterhook.recording.blocks import Site
 from tenterhook.select import Entry
 from tenterhook.values import ParameterNames
 
@@ -52,6 +53,7 @@ class Watched:
         "raw_path",
         "recomputed",
         "ref",
+        "sites",
         "step",
         "step_calls",
         "type",
@@ -82,6 +84,14 @@ class Watched:
         self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
         self.step_calls: deque[LiveCall] = deque(maxlen=_MOST_REPEATED)
         self.recomputed = 0
+        self.sites: dict[tuple[str, str], Site] = {}
+
+    def site(self, kind: str = "", slot: str = "") -> Site:
+        """Return what all rows of a kind and slot of this module have in common; of its calls without arguments."""
+        site = self.sites.get((kind, slot))
+        if site is None or site.model != self.model:  # a model gets its name after it was met
+            site = self.sites[kind, slot] = Site(self.model, self.path, self.type, kind, slot)
+        return site
 
     def succeed(self, old: Watched) -> None:
         """Go on where a module of the same place and make has left off."""
@@ -207,6 +217,8 @@ class Tracker:
     def __init__(self, backend: Backend, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None]) -> None:
         self._backend = backend
         self._in_backward = backend.in_backward
+        self._backward_token = backend.backward_token
+        self._regions = backend.regions
         self._tracks_gradients = backend.tracks_gradients
         self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
@@ -270,7 +282,9 @@ class Tracker:
         elif stack and watched.is_root:
             self._unwind(stack)
         outer = stack[-1] if stack else None
-        repeats = (thread in self._reruns or self._in_backward()) and self._repeats(watched, thread)
+        repeats = False
+        if self._backward_token() != -1 or (self._reruns and thread in self._reruns):
+            repeats = self._repeats(watched, thread)
         if repeats:
             step = repeats.step
         elif outer is not None:
@@ -313,7 +327,7 @@ class Tracker:
         call.tracks = self._tracks_gradients()
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
-        call.regions = outer.regions if outer is not None and known else self._backend.regions()
+        call.regions = outer.regions if outer is not None and known else self._regions()
 
     def _number(self, call: LiveCall) -> None:
         watched = call.watched

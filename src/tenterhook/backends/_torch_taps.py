@@ -85,7 +85,8 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
     A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
     of the tensor behind it. Where a ``module`` is given, that is seen to.
     """
-    tensor = differentiated(tensor)
+    if not tensor.requires_grad and torch.is_grad_enabled():
+        tensor = differentiated(tensor)
     if not tensor.requires_grad:
         if torch.is_inference_mode_enabled():
             return "inference mode"

@@ -29,7 +29,6 @@ from tenterhook.backends import (
     InstalledHook,
     OpListener,
     ParameterEntry,
-    Region,
     Summary,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
@@ -298,11 +297,8 @@ class TorchBackend:
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
-    def tracks_gradients(self) -> bool:
-        return torch.is_grad_enabled()
-
-    def regions(self) -> Sequence[Region]:
-        return checkpoint.regions()
+    tracks_gradients = staticmethod(torch.is_grad_enabled)
+    regions = staticmethod(checkpoint.regions)
 
     def is_recomputing(self) -> bool:
         return _current_graph_task() != -1 and checkpoint.is_recomputing()
@@ -316,8 +312,7 @@ class TorchBackend:
     def in_backward(self) -> bool:
         return _current_graph_task() != -1
 
-    def backward_token(self) -> int:
-        return _current_graph_task()
+    backward_token = staticmethod(_current_graph_task)
 
     def at_backward_end(self, fn: Callable[[], None]) -> bool:
         if _current_graph_task() == -1:
@@ -327,14 +322,16 @@ class TorchBackend:
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: torch.Tensor) -> Summary:
-        return tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), str(tensor.device)
+        dtype = tensor.dtype
+        shape = tuple(tensor.shape)
+        return shape, _DTYPE_NAMES.get(dtype) or str(dtype), "cpu" if tensor.is_cpu else str(tensor.device)
 
     def measure(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         if type(tensor) in _PLAIN:
             try:
-                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-                    code = _CODES.get(tensor.dtype)
-                    if code is not None:
+                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                    code = _CODES.get(dtype := tensor.dtype)
+                    if code is not None and not (dtype.is_complex and tensor.is_conj()):
                         rows.measure_flat(row, tensor.data_ptr(), code, tensor.numel())
                         return None
             except RuntimeError:
