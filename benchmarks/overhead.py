@@ -1,16 +1,20 @@
 """What a recording costs: steps with and without it in turn, in one process; medians of the ratios.
 
-python benchmarks/overhead.py --rounds 20 --models tiny401,small_cnn
+python -m benchmarks.overhead --rounds 20 --models tiny401,small_cnn
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,18 +23,75 @@ from torch import nn
 import tenterhook as th
 from benchmarks.models import MODELS, build
 
+__all__ = ["BOTH", "FORWARD", "VARIANTS", "WORKS", "Figure", "count_calls", "ratio", "run_model"]
+
+FORWARD = "forward"
+BOTH = "forward and backward"
+_PAIR_SECONDS = 0.12
+
 
 def forward(net: nn.Module, x: torch.Tensor) -> None:
+    """Run a step of inference."""
     with torch.no_grad():
         net(x)
 
 
 def forward_backward(net: nn.Module, x: torch.Tensor) -> None:
+    """Run a step of training without its optimizer."""
     net.zero_grad(set_to_none=True)
     net(x).square().mean().backward()
 
 
-def seconds(work: Callable[[], None], times: int) -> float:
+WORKS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {FORWARD: forward, BOTH: forward_backward}
+"""What is timed, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Median and quartiles of the ratios, and the microseconds that were added for each call of a module."""
+
+    median: float
+    low: float
+    high: float
+    added: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    session: Callable[[nn.Module], AbstractContextManager[object]]
+    works: tuple[str, ...] = (FORWARD, BOTH)
+    unit: int = 1  # steps that belong together: a sampled recording looks at one of so many
+
+
+@contextmanager
+def _to_disk(net: nn.Module) -> Iterator[object]:
+    folder = Path(tempfile.mkdtemp(prefix="tenterhook-"))
+    try:
+        with th.record(net, to=folder / "run.thk") as recorder:
+            yield recorder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _record(**options: Any) -> Callable[[nn.Module], AbstractContextManager[object]]:
+    return lambda net: th.record(net, **options)
+
+
+VARIANTS: dict[str, _Variant] = {
+    "nothing (control)": _Variant(lambda net: nullcontext()),
+    "order and shapes": _Variant(_record(stats=None, kinds=["output"])),
+    "outputs: statistics": _Variant(_record(sketch=False, kinds=["output"])),
+    "outputs: statistics, sketch": _Variant(_record(kinds=["output"])),
+    "all: outputs and gradients": _Variant(_record(), works=(BOTH,)),
+    "all, to disk": _Variant(_to_disk),
+    "all, every 10th step": _Variant(_record(every=10), unit=10),
+    "all, steps between": _Variant(_record(steps="0:1")),
+    "param, update": _Variant(_record(kinds=["param", "update"]), works=(BOTH,)),
+}
+"""What is recorded, by name."""
+
+
+def _seconds(work: Callable[[], None], times: int) -> float:
     start = time.perf_counter()
     for _ in range(times):
         work()
@@ -38,44 +99,73 @@ def seconds(work: Callable[[], None], times: int) -> float:
 
 
 def ratio(
-    work: Callable[[], None], session: Callable[[], AbstractContextManager[object]], rounds: int, times: int
-) -> tuple[float, float, float]:
-    """Return median, lower and upper quartile of (with session) / (mean of bare before and after)."""
+    work: Callable[[], None],
+    session: Callable[[], AbstractContextManager[object]],
+    *,
+    rounds: int,
+    calls: int,
+    unit: int = 1,
+) -> Figure:
+    """Time the work bare, with the session and bare again, some rounds; the ratio is to the mean of the two bare times.
+
+    Opening and closing the session is not timed.
+
+    Args:
+        work: one step.
+        session: makes the context.
+        rounds: how often.
+        calls: of modules in a step.
+        unit: the number of steps timed is a multiple of this.
+    """
     work()
-    ratios = []
+    times = unit * max(1, round(_PAIR_SECONDS / max(_seconds(work, 2), 1e-6) / unit))
+    ratios, added = [], []
     for _ in range(rounds):
-        before = seconds(work, times)
+        before = _seconds(work, times)
         with session():
             work()
             work()  # the second step decides, once a session, what ends a step
-            inside = seconds(work, times)
-        after = seconds(work, times)
-        ratios.append(inside / ((before + after) / 2))
-    quartiles = statistics.quantiles(ratios, n=4)
-    return statistics.median(ratios), quartiles[0], quartiles[2]
+            inside = _seconds(work, times)
+        bare = (before + _seconds(work, times)) / 2
+        ratios.append(inside / bare)
+        added.append((inside - bare) / calls * 1e6)
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return Figure(median, low, high, statistics.median(added))
+
+
+def count_calls(net: nn.Module, x: torch.Tensor) -> int:
+    """Count the calls of modules in a step."""
+    with th.record(net, stats=None, kinds=["output"]) as recorder:
+        forward(net, x)
+    return recorder.table("calls").num_rows
+
+
+def run_model(name: str, rounds: int) -> Iterator[tuple[str, str, Figure]]:
+    """Measure every variant on a network; yields what was timed, what was recorded and the figure."""
+    net, x = build(name)
+    calls = count_calls(net, x)
+    for label, work in WORKS.items():
+        for variant, how in VARIANTS.items():
+            if label in how.works:
+                step, session = partial(work, net, x), partial(how.session, net)
+                yield label, variant, ratio(step, session, rounds=rounds, calls=calls, unit=how.unit)
 
 
 def main() -> None:
+    """Print a table."""
     parser = argparse.ArgumentParser(description="What a recording costs.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    variants: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
-        "bare": nullcontext,
-        "order": lambda net: th.record(net, stats=None, kinds=["output"]),
-        "all": th.record,
-    }
-    print(f"{'model':<12} {'work':<9} {'variant':<8} ratio  (quartiles)")
     for name in arguments.models.split(","):
-        net, x = build(name)
-        for label, work in (("forward", forward), ("both", forward_backward)):
-            step = partial(work, net, x)
-            times = max(1, int(0.15 / max(seconds(step, 2), 1e-6)))
-            for variant, session in variants.items():
-                median, low, high = ratio(step, partial(session, net), arguments.rounds, times)
-                print(f"{name:<12} {label:<9} {variant:<8} {median:5.2f}  ({low:.2f}-{high:.2f})", flush=True)
+        for label, variant, figure in run_model(name, arguments.rounds):
+            print(
+                f"{name:<12} {label:<21} {variant:<28} {figure.median:5.2f}  "
+                f"({figure.low:.2f}-{figure.high:.2f})  {figure.added:+7.1f} us a call",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
