@@ -29,7 +29,7 @@ __all__ = ["Capture", "CaptureOptions", "EventListener"]
 _log = logging.getLogger("tenterhook")
 
 _BLOCK_ROWS = 2048
-_BLOCK_CALL_ITEMS = _BLOCK_ROWS * len(CALL_ITEMS)
+_CALL_ITEMS = len(CALL_ITEMS)
 _SAMPLED = 13  # of so many handlers one is timed; prime, so that no model's own rhythm falls in with it
 _IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
@@ -320,7 +320,7 @@ class Capture:
         with self._lock:
             self._calls.extend(row)
             self.calls_recorded += 1
-            if len(self._calls) >= _BLOCK_CALL_ITEMS:
+            if len(self._calls) >= _BLOCK_ROWS * _CALL_ITEMS:
                 self._flush_calls()
 
     # --- values ----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Capture:
         shape, dtype, device = self.backend.summary(tensor)
         shard = self.backend.shard_offset(tensor)
         with self._lock:
-            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            block = self._block if self._block.used < self._block.capacity else self._next_block()
             row = block.used
             block.used += 1
             why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
@@ -359,7 +359,7 @@ class Capture:
         shape, dtype, device = self.backend.summary(tensor)
         shard = self.backend.shard_offset(tensor)
         with self._lock:
-            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            block = self._block if self._block.used < self._block.capacity else self._next_block()
             row = block.used
             block.used += 1
             why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
@@ -372,7 +372,7 @@ class Capture:
         """Record that a gradient never came: None, which is not zero."""
         watched = call.watched
         with self._lock:
-            block = self._block if self._block.used < _BLOCK_ROWS else self._next_block()
+            block = self._block if self._block.used < self._block.capacity else self._next_block()
             row = block.used
             block.used += 1
             block.cells += (

@@ -339,8 +339,9 @@ class Tracker:
                 watched.recomputed = 0
             last = numbers.get(call.thread)
             if last is None or last[0] != call.step:
-                for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
-                    del numbers[thread]  # threads come and go
+                if len(numbers) > 1:
+                    for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
+                        del numbers[thread]  # threads come and go
                 last = call.step, 0
             call.number = last[1]
             numbers[call.thread] = call.step, call.number + 1
@@ -371,12 +372,15 @@ class Tracker:
         """Close the running call of ``watched``; calls inside it that never ended (a caught exception) go with it."""
         thread = self.thread()
         stack = self._stacks.get(thread)
-        if not stack or not any(call.watched is watched for call in reversed(stack)):
-            return None  # it never began: a hook before ours has raised
-        call = stack.pop()
-        while call.watched is not watched:
-            self.stale.append(call)
+        if not stack:
+            return None
+        if stack[-1].watched is watched:
             call = stack.pop()
+        elif any(call.watched is watched for call in stack):
+            while (call := stack.pop()).watched is not watched:
+                self.stale.append(call)
+        else:
+            return None  # it never began: a hook before ours has raised
         if not stack and thread not in self._reruns:
             del self._stacks[thread]
         return call
