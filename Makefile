@@ -3,6 +3,7 @@
 #   make demo    record a training run of examples/digits.py and look at it
 #   make test    the whole test suite
 #   make check   format, lint, types, layers, news
+#   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
 #
 # Variables:
@@ -32,7 +33,7 @@ NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch])
 MS_TESTS := $(wildcard tests/mindspore tests/contract)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs test-mindspore clean
+.PHONY: help demo test check format docs benchmarks test-mindspore clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -57,6 +58,10 @@ format: $(VENV)/lint-installed
 
 docs: $(VENV)/docs-installed
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+
+benchmarks: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torchlens nnsight || echo 'the peers are left out'
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.performance
 
 test-mindspore: $(MS_VENV)/installed
 	$(MS_BIN)/python -m pytest $(MS_TESTS) $(PYTEST_ARGS)

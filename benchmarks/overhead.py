@@ -6,6 +6,7 @@ python -m benchmarks.overhead --rounds 20 --models tiny401,small_cnn
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import tempfile
@@ -48,7 +49,7 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {FORWARD: forward,
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Median and quartiles of the ratios, and the microseconds that were added for each call of a module."""
+    """Median and quartiles of the ratios, and the microseconds added for each call of a module: by the ratio, to the best bare time."""
 
     median: float
     low: float
@@ -119,18 +120,18 @@ def ratio(
     """
     work()
     times = unit * max(1, round(_PAIR_SECONDS / max(_seconds(work, 2), 1e-6) / unit))
-    ratios, added = [], []
+    ratios, bares = [], []
     for _ in range(rounds):
         before = _seconds(work, times)
         with session():
             work()
             work()  # the second step decides, once a session, what ends a step
             inside = _seconds(work, times)
-        bare = (before + _seconds(work, times)) / 2
-        ratios.append(inside / bare)
-        added.append((inside - bare) / calls * 1e6)
+        after = _seconds(work, times)
+        ratios.append(inside / ((before + after) / 2))
+        bares += [before, after]
     low, median, high = statistics.quantiles(ratios, n=4)
-    return Figure(median, low, high, statistics.median(added))
+    return Figure(median, low, high, (median - 1) * min(bares) / calls * 1e6)
 
 
 def count_calls(net: nn.Module, x: torch.Tensor) -> int:
@@ -157,10 +158,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.models.split(","):
         for label, variant, figure in run_model(name, arguments.rounds):
+            if arguments.json:
+                found = {
+                    "model": name,
+                    "work": label,
+                    "what": variant,
+                    "ratio": figure.median,
+                    "added_us": figure.added,
+                }
+                print(json.dumps(found), flush=True)
+                continue
             print(
                 f"{name:<12} {label:<21} {variant:<28} {figure.median:5.2f}  "
                 f"({figure.low:.2f}-{figure.high:.2f})  {figure.added:+7.1f} us a call",

@@ -1,0 +1,198 @@
+"""Runs the benchmarks and writes ``docs/performance.md``: ``make benchmarks``.
+
+    python -m benchmarks.performance [--rounds 7] [--steps 100000] [--seconds 0.5]
+
+Each part runs in a process of its own. Nothing in the page is written by hand, but for the words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import MODELS
+from tenterhook.stats import KERNEL
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+TARGETS: dict[tuple[str, str, str], float] = {
+    ("forward", "outputs: statistics, sketch", "resnet"): 1.08,
+    ("forward", "outputs: statistics, sketch", "transformer"): 1.08,
+    ("forward", "outputs: statistics, sketch", "alexnet"): 1.03,
+    ("forward", "outputs: statistics, sketch", "small_cnn"): 1.12,
+    ("forward", "outputs: statistics, sketch", "tiny401"): 1.7,
+    ("forward", "order and shapes", "tiny401"): 1.6,
+    ("forward", "all, every 10th step", "tiny401"): 1.08,
+    ("forward", "all, steps between", "tiny401"): 1.0,
+    ("forward and backward", "all: outputs and gradients", "resnet"): 1.10,
+    ("forward and backward", "all: outputs and gradients", "transformer"): 1.08,
+    ("forward and backward", "all: outputs and gradients", "alexnet"): 1.05,
+    ("forward and backward", "all: outputs and gradients", "small_cnn"): 1.15,
+    ("forward and backward", "all: outputs and gradients", "tiny401"): 1.8,
+}
+"""What we want, by what is timed, what is recorded and the network."""
+
+INTRODUCTION = """\
+# Performance
+
+What a recording costs, measured by `make benchmarks`, which writes this page. Figures are ratios to the bare run: a run
+without, one with and one without the recording take turns in one process, and the median over the rounds is given.
+The row *nothing* is the bare run against itself: what differs from 1 there is the machine, and no other figure is better
+than that. A target stands in brackets after the figure, in bold where it is missed. One thread of torch; opening and
+closing a session are not in the figures.
+
+Networks: `alexnet` (25 calls of modules, 4 x 3 x 224 x 224), `small_cnn` (MNIST size, batch 32), `transformer` (12 layers of
+width 256, 4 x 128 tokens), `resnet` (ResNet-18-like, 4 x 3 x 112 x 112), `tiny401` (400 modules of 8 numbers each: nothing
+but the cost of a call), `tiny2001` (2,000 of them).
+"""
+
+
+def run(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a benchmark in a process of its own and read the JSON objects that it prints."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+
+
+def machine() -> Iterator[str]:
+    """Yield what the figures hold for."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "pyarrow"))
+    yield (
+        f"Measured {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC on {platform.machine()}, "
+        f"{names[0].partition(':')[2].strip() if names else platform.processor()}, {os.cpu_count()} cores; "
+        f"Python {platform.python_version()}, {versions}; kernel: {KERNEL}."
+    )
+    yield ""
+
+
+def overhead(rounds: int, models: str) -> Iterator[str]:
+    """Yield the tables of what recording costs on each network."""
+    found = run("overhead", "--json", "--rounds", str(rounds), "--models", models)
+    names = models.split(",")
+    for work in dict.fromkeys(one["work"] for one in found):
+        yield f"## What recording costs: {work}"
+        yield ""
+        rows = []
+        for variant in dict.fromkeys(one["what"] for one in found if one["work"] == work):
+            by_model = {one["model"]: one for one in found if (one["work"], one["what"]) == (work, variant)}
+            rows.append([variant, *(_cell(work, variant, name, by_model[name]["ratio"]) for name in names)])
+        yield from table(["recorded", *names], rows)
+        added = [one for one in found if one["work"] == work and one["model"] == "tiny401"]
+        yield "Added for each call of a module, `tiny401`: "
+        yield "; ".join(f"{one['what']} {one['added_us']:.1f} µs" for one in added) + "."
+        yield ""
+
+
+def _cell(work: str, variant: str, model: str, ratio: float) -> str:
+    target = TARGETS.get((work, variant, model))
+    if target is None:
+        return f"{ratio:.2f}"
+    return f"**{ratio:.2f} ({target:.2f})**" if round(ratio, 2) > target else f"{ratio:.2f} ({target:.2f})"
+
+
+def bounds(rounds: int) -> Iterator[str]:
+    """Yield the table of what bounds the cost of a call."""
+    found = run("bounds", "--rounds", str(rounds))
+    yield "## What bounds the cost of a call"
+    yield ""
+    yield "On `tiny401`, hooks that record nothing, put on through torch's own registration:"
+    yield ""
+    rows = [[one["work"], one["what"], f"{one['ratio']:.2f}", f"{one['added_us']:.1f}"] for one in found]
+    yield from table(["timed", "hooks", "ratio", "µs a call"], rows)
+
+
+def peers(rounds: int, models: str) -> Iterator[str]:
+    """Yield the table of what others cost."""
+    versions, *found = run("peers", "--rounds", str(rounds), "--models", models)
+    names = models.split(",")
+    yield "## Beside others, forward"
+    yield ""
+    yield (
+        "Every module's output, and what each does for every run is in its figure (tenterhook's hooks stay on). They are not alike:"
+        " TorchLens follows every operation, nnsight runs a program of its user's beside the model, the hooks keep references"
+        " or compute nine numbers with torch's reductions. Versions: "
+        + (", ".join(f"{name} {version}" for name, version in versions["versions"].items()) or "none installed")
+        + "."
+    )
+    yield ""
+    rows = []
+    for what in dict.fromkeys(one["what"] for one in found):
+        figures = {one["model"]: one["figure"] for one in found if one["what"] == what}
+        rows.append([what, *(f if isinstance(f := figures[name], str) else f"{f[0]:.2f}" for name in names)])
+    yield from table(["", *names], rows)
+
+
+def scaling(rounds: int, steps: int) -> Iterator[str]:
+    """Yield the tables of growth with modules and steps."""
+    yield "## Growth"
+    yield ""
+    rows = [
+        [f"{one['modules']:,}", f"{one['ratio']:.2f}", f"{one['added_us']:.1f}", f"{one['attach_us']:.1f}"]
+        for one in run("scaling", "modules", "--rounds", str(rounds))
+    ]
+    yield from table(["tiny modules", "forward, ratio", "added µs a call", "attaching, µs a module"], rows)
+    rows = [
+        [f"{one['steps']:,}", f"{one['us_a_step']:.0f}", f"{one['mb']:.0f}"]
+        for one in run("scaling", "steps", "--steps", str(steps))
+    ]
+    yield from table(["training steps recorded to disk", "µs a step", "resident MB"], rows)
+
+
+def kernel(seconds: float) -> Iterator[str]:
+    """Yield the kernel's own table, as it prints it."""
+    command = [sys.executable, "-m", "benchmarks.kernel", "--seconds", str(seconds)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    yield "## The kernel against a read of the same bytes"
+    yield ""
+    yield "Targets with statistics and sketch: 6x at 64 K, 3x at 1 M, 1.7x at 8 M elements."
+    yield ""
+    yield "```text"
+    yield done.stdout.rstrip()
+    yield "```"
+    yield ""
+
+
+def main() -> None:
+    """Run everything and write the page."""
+    parser = argparse.ArgumentParser(description="Run the benchmarks and write docs/performance.md.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure of the kernel")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    lines = [INTRODUCTION, *machine()]
+    lines += overhead(options.rounds, options.models)
+    lines += bounds(options.rounds)
+    lines += peers(options.rounds, options.peer_models)
+    lines += scaling(options.rounds, options.steps)
+    lines += kernel(options.seconds)
+    lines.append(
+        f"Load average of the machine as the benchmarks began: {load:.1f}, and as they ended: {os.getloadavg()[0]:.1f}, "
+        "the benchmark's own 1 included."
+    )
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
