@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import InputAliases
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, Suspendable
 from tenterhook.errors import UnsupportedError
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.blocks import CALL_ITEMS, ValueBlock, calls_batch
@@ -122,24 +122,37 @@ class Capture:
         module = watched.ref()
         if module is None or watched.attachment is not None or watched.closed:
             return
+        if watched.resting is not None:
+            watched.attachment, watched.resting = watched.resting, None
+            watched.attachment.resume()
+            return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
         failed = partial(self.guarded, self._failed, watched)
         handlers = partial(self._enter, watched), partial(self._leave, watched), failed
         watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
 
-    def detach(self, *, but: Watched | None = None) -> None:
-        """Take all hooks off (but those of one module); gradients of calls that have been made still arrive."""
+    def detach(self, *, but: Watched | None = None, rest: bool = False) -> None:
+        """Take all hooks off (but those of one module); gradients of calls that have been made still arrive.
+
+        ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
+        """
         for watched in self.watched:
             if watched is not but:
-                self.release(watched)
+                self.release(watched, rest=rest)
 
-    def release(self, watched: Watched) -> None:
+    def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
-        if watched.attachment is not None:
-            watched.lost = watched.lost or not watched.attachment.live
-            watched.attachment.remove()
-            watched.attachment = None
+        if not rest:
+            watched.resting = None
+        attachment, watched.attachment = watched.attachment, None
+        if attachment is None:
+            return
+        if rest and isinstance(attachment, Suspendable) and attachment.suspend():
+            watched.resting = attachment
+        else:
+            watched.lost = watched.lost or not attachment.live
+            attachment.remove()
 
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""

@@ -260,7 +260,7 @@ class Recorder:
             self._capture.active = False
             follow_root = not self._paused and self._capture.tracker.needs_root
             root = self._watched[0]
-            self._capture.detach(but=root if follow_root else None)
+            self._capture.detach(but=root if follow_root else None, rest=True)
             if follow_root:
                 self._capture.attach(root)
             if self._parameters is not None:

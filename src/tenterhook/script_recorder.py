@@ -383,7 +383,7 @@ class ScriptRecorder:
                     capture.attach(one)
         else:
             capture.active = False
-            capture.detach()
+            capture.detach(rest=True)
             for one in capture.watched:
                 if one.is_root and capture.tracker.needs_root:
                     capture.attach(one)

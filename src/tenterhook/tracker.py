@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from tenterhook.aliasing import InputAliases
-from tenterhook.backends import Backend, Detachable, Region
+from tenterhook.backends import Backend, Detachable, Region, Suspendable
 from tenterhook.backward_passes import OutermostPasses
 from tenterhook.recording.blocks import Site
 from tenterhook.select import Entry
@@ -53,6 +53,7 @@ class Watched:
         "raw_path",
         "recomputed",
         "ref",
+        "resting",
         "sites",
         "step",
         "step_calls",
@@ -74,6 +75,7 @@ class Watched:
         self.due = True  # recorded on this step
         self.input_names: ParameterNames | None = None
         self.attachment: Detachable | None = None
+        self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
         self.closed = False  # gets no hooks: they would change what runs
         self.lost = False  # somebody else took our hooks off
         self.entry_parameters = 0

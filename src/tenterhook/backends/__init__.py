@@ -31,6 +31,7 @@ __all__ = [
     "ParameterEntry",
     "Region",
     "Summary",
+    "Suspendable",
     "find_backend",
     "loaded_backends",
     "settle_alias",
@@ -67,6 +68,21 @@ class Detachable(Protocol):
     def remove(self) -> None:
         """Take it off. A second call does nothing."""
         ...
+
+
+class Suspendable(Detachable):
+    """Hooks that can be taken off for a while, at less than the cost of removing them and putting on new ones.
+
+    A class to derive from, and no protocol: to ask whether an object fits a protocol costs more than it saves.
+    """
+
+    def suspend(self) -> bool:
+        """Take them off until ``resume``; False where that cannot be done now, and nothing was."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Put them on again, after those that are on by now."""
+        raise NotImplementedError
 
 
 class Region(Protocol):

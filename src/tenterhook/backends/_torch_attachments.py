@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+from tenterhook.backends import Suspendable
 from tenterhook.errors import HookError
 
 __all__ = ["Attachment", "iterated", "remove_late"]
@@ -41,14 +42,15 @@ def remove_late(but: Any = None) -> None:
             handle.remove()
 
 
-class Attachment:
+class Attachment(Suspendable):
     """Our hooks on one module."""
 
-    __slots__ = ("_borrowers", "_handles", "_taken", "removed")
+    __slots__ = ("_borrowers", "_handles", "_resting", "_taken", "removed")
 
     def __init__(self, handles: list[Any]) -> None:
         self._handles = handles
         self._taken: list[_Taken] = []
+        self._resting: list[tuple[Any, int, Any]] | None = None  # (table or table of flags, key, value) while suspended
         self._borrowers = 0  # recomputations, in any thread, for whose time the hooks are back
         self.removed = 0  # place in the order of removals: the last to be taken off is the first to be put back
 
@@ -58,6 +60,7 @@ class Attachment:
 
     def remove(self) -> None:
         handles, self._handles = self._handles, []
+        self._resting = None
         if not handles:
             return
         self.removed = next(_removals)
@@ -69,6 +72,31 @@ class Attachment:
             else:
                 handle.remove()
         remove_late()
+
+    def suspend(self) -> bool:
+        """Take the hooks off until :meth:`resume`, at less than the cost of removing them and putting on new ones.
+
+        Returns:
+            False where that cannot be done now, and nothing was: one is not in place, or torch walks through a table.
+        """
+        if _being_iterated or self._resting is not None or not self.live:
+            return False
+        resting: list[tuple[Any, int, Any]] = []
+        for handle in self._handles:
+            for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+                table = reference()
+                if table is not None and handle.id in table:
+                    resting.append((reference, handle.id, table.pop(handle.id)))
+        self._resting = resting
+        return True
+
+    def resume(self) -> None:
+        """Put the hooks on again, after those that are on by now."""
+        resting, self._resting = self._resting, None
+        for reference, key, value in resting or ():
+            table = reference()
+            if table is not None:
+                table[key] = value
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
