@@ -195,7 +195,9 @@ class Capture:
             if self.tracker.stale:
                 self._record_stale()
             changed = (
-                self._before(call, module, args, kwargs) if watched.wanted and watched.due and self.tracker.follows_calls else None
+                self._before(call, module, args, kwargs)
+                if watched.wanted and watched.due and self.tracker.follows_calls
+                else None
             )
             if not call.seq % _SAMPLED:
                 self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
