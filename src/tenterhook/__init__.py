@@ -5,7 +5,9 @@ Importing this package imports no framework and changes nothing.
 
 from __future__ import annotations
 
-from tenterhook.errors import TenterhookError
+from tenterhook import edits
+from tenterhook.editor import Editor, edit
+from tenterhook.errors import TenterhookError, TenterhookWarning
 from tenterhook.hook_point import HookPoint
 from tenterhook.hookset import hooks
 from tenterhook.listing import installed_hooks, select
@@ -21,10 +23,14 @@ from tenterhook.single_hooks import (
 )
 
 __all__ = [
+    "Editor",
     "HookPoint",
     "Recorder",
     "TenterhookError",
+    "TenterhookWarning",
     "__version__",
+    "edit",
+    "edits",
     "hooks",
     "installed_hooks",
     "open",
