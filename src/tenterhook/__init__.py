@@ -21,10 +21,12 @@ from tenterhook.single_hooks import (
     register_load_hook,
     register_tensor_hook,
 )
+from tenterhook.sweep import PatchSweep, patch_sweep
 
 __all__ = [
     "Editor",
     "HookPoint",
+    "PatchSweep",
     "Recorder",
     "TenterhookError",
     "TenterhookWarning",
@@ -34,6 +36,7 @@ __all__ = [
     "hooks",
     "installed_hooks",
     "open",
+    "patch_sweep",
     "record",
     "register_backward_hook",
     "register_backward_pre_hook",

@@ -40,6 +40,10 @@ class EditingMethods(Protocol):
         """
         ...
 
+    def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[Any]) -> list[Any]:
+        """Return the gradients of ``fn(tensors)``, a scalar, where the tensors are ``at``; those of parameters stay as they are."""
+        ...
+
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
         """Scale the gradients that parameters hold so that their common norm is at most ``max_norm``.
 

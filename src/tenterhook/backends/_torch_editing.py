@@ -13,7 +13,7 @@ from torch import nn
 
 from tenterhook.backends._editing import Instead
 
-__all__ = ["Bypass", "clip_together", "constant", "where"]
+__all__ = ["Bypass", "clip_together", "constant", "gradients", "where"]
 
 _KEY = "_compiled_call_impl"
 
@@ -33,6 +33,14 @@ def constant(value: Any, like: torch.Tensor, boolean: bool) -> torch.Tensor:
 def where(mask: torch.Tensor, new: Any, old: torch.Tensor) -> torch.Tensor:
     """Return ``new`` where ``mask`` is true, else ``old``."""
     return torch.where(mask, new, old)
+
+
+def gradients(fn: Callable[[Sequence[Any]], Any], at: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of a scalar function of tensors."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in at]
+    with torch.enable_grad():
+        found = torch.autograd.grad(fn(leaves), leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
 
 
 def clip_together(parameters: Sequence[nn.Parameter], max_norm: float) -> None:

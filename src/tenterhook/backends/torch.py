@@ -38,7 +38,7 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
-from tenterhook.backends._torch_editing import Bypass, clip_together, constant, where
+from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
@@ -345,6 +345,9 @@ class TorchBackend:
 
     def bypass(self, module: nn.Module, instead: Instead) -> Bypass:
         return Bypass.on(module, instead)
+
+    def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return gradients(fn, at)
 
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
         clip_together(parameters, max_norm)
