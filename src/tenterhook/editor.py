@@ -375,6 +375,9 @@ class Editor:
     def __len__(self) -> int:
         return len(self._handles)
 
+    def __bool__(self) -> bool:
+        return True  # also while there is no edit yet
+
     def __str__(self) -> str:
         reasons = None if self._closed else self._reasons()
         rows = [("path", "kind", "edit", "where", "ran", "")]

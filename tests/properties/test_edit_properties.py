@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tenterhook as th
+from tenterhook.backends import find_backend
 from tests.contract.adapters.base import Adapter
 
 WIDTH = 3
@@ -102,24 +103,22 @@ def _in_code(layer: Any, x: Any, edits: tuple[Edit, ...]) -> Any:
 
     for fn in of("input"):
         x = fn(x)
-    if of("grad_input") and _tracked(x):
+    if of("grad_input") and _tracked(layer, x):
         x = x.view(x.shape)
-        for fn in of("grad_input") if _tracked(x) else ():  # not in the first run of what is checkpointed
+        for fn in of("grad_input"):
             x.register_hook(fn)
     y = layer(x)
     for fn in of("output"):
         y = fn(y)
-    if of("grad_output") and _tracked(y):
+    if of("grad_output") and _tracked(layer, y):
         y = y.view(y.shape)  # so that what a container does to the gradient comes before what its last layer does
-        for fn in of("grad_output") if _tracked(y) else ():
+        for fn in of("grad_output"):
             y.register_hook(fn)
     return y
 
 
-def _tracked(tensor: Any) -> bool:
-    return bool(
-        tensor._requires_grad if hasattr(tensor, "_requires_grad") else tensor.requires_grad
-    )  # of MindSpore, of torch
+def _tracked(layer: Any, tensor: Any) -> bool:
+    return find_backend(layer).wants_gradient(tensor)
 
 
 def put_on(editor: th.Editor, block: Block, path: str) -> None:

@@ -176,7 +176,8 @@ class MindSporeBackend:
         return tensor._is_leaf
 
     def wants_gradient(self, tensor: mindspore.Tensor) -> bool:
-        return why_no_gradient(tensor) is None
+        # what is made of it where gradients are off (the first run of what is checkpointed) has none, whatever it says
+        return executor.enable_grad() and why_no_gradient(tensor) is None
 
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
