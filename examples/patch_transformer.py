@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tenterhook as th
 
-DIGITS, LENGTH, HEADS, WIDTH = 10, 8, 4, 32
+DIGITS, LENGTH, HEADS, WIDTH = 10, 8, 2, 32
 
 
 class Attention(nn.Module):
@@ -64,29 +64,33 @@ def train(steps: int) -> Pointer:
     model = Pointer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
-        tokens, answers = batch(128, generator)
+        tokens, answers = batch(64, generator)
         optimizer.zero_grad()
         F.cross_entropy(model(tokens), answers).backward()
         optimizer.step()
     return model.eval()
 
 
-def accuracy(model: nn.Module, tokens: torch.Tensor, answers: torch.Tensor) -> float:
+def quality(model: nn.Module, tokens: torch.Tensor, answers: torch.Tensor) -> str:
     with torch.no_grad():
-        return (model(tokens).argmax(-1) == answers).float().mean().item()
+        logits = model(tokens)
+    right = (logits.argmax(-1) == answers).float().mean().item()
+    return f"accuracy {right:.3f}  loss {F.cross_entropy(logits, answers).item():.4f}"
 
 
 def main(steps: int) -> None:
     model = train(steps)
     tokens, answers = batch(1000, torch.Generator().manual_seed(1))
-    print(f"accuracy                     {accuracy(model, tokens, answers):.3f}")
+    print(f"as trained                {quality(model, tokens, answers)}")
 
     size = WIDTH // HEADS
     for layer in range(2):
         for head in range(HEADS):
             with th.edit(model) as edit:
-                edit.input(f"blocks.{layer}.attention.out", th.edits.zero(dim=-1, index=slice(head * size, (head + 1) * size)))
-                print(f"without head {head} of block {layer}    {accuracy(model, tokens, answers):.3f}")
+                edit.input(
+                    f"blocks.{layer}.attention.out", th.edits.zero(dim=-1, index=slice(head * size, (head + 1) * size))
+                )
+                print(f"without head {head} of block {layer} {quality(model, tokens, answers)}")
 
     clean_tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, DIGITS + 4]])  # asks for the digit at place 4: 5
     corrupt_tokens = torch.tensor([[1, 2, 3, 4, 9, 6, 7, 8, DIGITS + 4]])
@@ -105,5 +109,5 @@ def main(steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     main(parser.parse_args().steps)
