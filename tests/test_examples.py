@@ -85,3 +85,20 @@ def test_features_are_stored_once_and_trained_on(tmp_path: Path) -> None:
     assert float(re.search(r"gets ([\d.]+)%", lines[2])[1]) > 80  # type: ignore[index]
     again = _run(str(EXAMPLES / "features_to_disk.py"), "features.thk", cwd=tmp_path).splitlines()
     assert again == ["storing from batch 29 on", *lines[1:]]
+def test_clipping_rescues_a_run_that_diverges(tmp_path: Path) -> None:
+    lines = _run(str(EXAMPLES / "clip_gradients.py"), "--epochs", "3", cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"no clipping +last loss +nan  accuracy 0\.0\d+", lines[0])
+    found = re.fullmatch(r"clip_norm\(0\.1\) +last loss +[\d.]+  accuracy (0\.\d+)", lines[1])
+    assert found and float(found[1]) > 0.5
+    assert [line.split()[-1] for line in lines[4:]] == ["90"] * 6
+
+
+@pytest.mark.slow
+def test_patching_shows_where_the_answer_travels(tmp_path: Path) -> None:
+    lines = _run(str(EXAMPLES / "patch_transformer.py"), cwd=tmp_path).splitlines()
+    assert lines[0].startswith("as trained") and sum(line.startswith("without head") for line in lines) == 4
+    exact = lines[5:10]
+    assert exact[0].split() == ["012345678"]
+    assert exact[1].endswith("100% at 4")  # the digit that differs
+    assert exact[3].endswith("100% at 8")  # where it is read
+    assert lines[-1].startswith("estimated by gradient; metric: corrupt -")

@@ -5,7 +5,9 @@ Importing this package imports no framework and changes nothing.
 
 from __future__ import annotations
 
-from tenterhook.errors import TenterhookError
+from tenterhook import edits
+from tenterhook.editor import Editor, edit
+from tenterhook.errors import TenterhookError, TenterhookWarning
 from tenterhook.hook_point import HookPoint
 from tenterhook.hookset import hooks
 from tenterhook.listing import installed_hooks, select
@@ -19,15 +21,22 @@ from tenterhook.single_hooks import (
     register_load_hook,
     register_tensor_hook,
 )
+from tenterhook.sweep import PatchSweep, patch_sweep
 
 __all__ = [
+    "Editor",
     "HookPoint",
+    "PatchSweep",
     "Recorder",
     "TenterhookError",
+    "TenterhookWarning",
     "__version__",
+    "edit",
+    "edits",
     "hooks",
     "installed_hooks",
     "open",
+    "patch_sweep",
     "record",
     "register_backward_hook",
     "register_backward_pre_hook",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import InputAliases
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, Layer
 from tenterhook.errors import EditError, TenterhookError, TenterhookWarning
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
@@ -18,7 +18,57 @@ from tenterhook.notes import add_note, call_note, note_error
 from tenterhook.replacing import check_replacement, replacement_arguments
 from tenterhook.values import ParameterNames, bind_arguments, leaves, replace_arguments
 
-__all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
+__all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook", "change"]
+
+
+def change(
+    backend: Backend, site: HookSite, value: Any, call: Callable[[], Any], where: str, allow: Collection[str]
+) -> Any:
+    """Return what ``call()`` wants in place of ``value``, or None.
+
+    Under activation checkpointing what was changed here must be changed in the same way when the region is run again
+    for its gradient, and only then: whether the hook is still on by that time or not.
+    """
+    regions = backend.regions()
+    if not regions and not backend.tracks_gradients():
+        new = call()
+        return new if new is None or backend.was_changed_by(site) else None
+    before = [
+        (slot, tensor, backend.version(tensor), backend.wants_gradient(tensor))
+        for slot, tensor in leaves(value, backend.tensor_types)
+    ]
+    new = call()
+    if new is None and not any(
+        backend.version(tensor) != version or backend.wants_gradient(tensor) != tracked
+        for _, tensor, version, tracked in before
+    ):
+        return None
+    if not backend.was_changed_by(site):
+        return None
+    site.repeat_in(regions)
+    cut_off = [slot for slot, _, _, tracked in before if tracked]
+    if cut_off and backend.tracks_gradients() and not site.warned and "detached" not in allow:
+        _warn_if_cut_off(backend, site, cut_off, value if new is None else new, where)
+    return new
+
+
+def _warn_if_cut_off(backend: Backend, site: HookSite, tracked: list[str], new: Any, where: str) -> None:
+    """Say once that what was part of the graph is no longer: training upstream stops without a word otherwise."""
+    found = dict(leaves(new, backend.tensor_types))
+    cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
+    if cut:
+        site.warned = True
+        warnings.warn(
+            f"{where}: the new value is detached, the old one was not: no gradient goes on from here"
+            f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
+            '  compute the new value from the old one, or permit it with allow="detached"',
+            TenterhookWarning,
+            stacklevel=3,
+        )
+
+
+def _layer(first: bool) -> Layer:
+    return Layer.FIRST if first else Layer.OBSERVE
 
 
 class _CallHook:
@@ -48,49 +98,9 @@ class _CallHook:
             self.site.fired += 1
 
     def run(self, value: Any, call: Callable[[], Any]) -> Any:
-        """Run the callback on ``value``; returns the new value that it wants in its place, or None.
-
-        Under activation checkpointing what was changed here must be changed in the same way when the region is run again
-        for its gradient, and only then: whether the hook is still on by that time or not.
-        """
+        """Run the callback on ``value``; returns the new value that it wants in its place, or None."""
         self.count()
-        backend = self.backend
-        regions = backend.regions()
-        if not regions and not backend.tracks_gradients():
-            new = call()
-            return new if new is None or backend.was_changed_by(self.site) else None
-        before = [
-            (slot, tensor, backend.version(tensor), backend.wants_gradient(tensor))
-            for slot, tensor in leaves(value, backend.tensor_types)
-        ]
-        new = call()
-        if new is None and not any(
-            backend.version(tensor) != version or backend.wants_gradient(tensor) != tracked
-            for _, tensor, version, tracked in before
-        ):
-            return None
-        if not backend.was_changed_by(self.site):
-            return None
-        self.site.repeat_in(regions)
-        self._warn_if_cut_off([slot for slot, _, _, tracked in before if tracked], value if new is None else new)
-        return new
-
-    def _warn_if_cut_off(self, tracked: list[str], new: Any) -> None:
-        """Say once that what was part of the graph is no longer: training upstream stops without a word otherwise."""
-        backend = self.backend
-        if not tracked or self.site.warned or "detached" in self.allow:
-            return
-        found = dict(leaves(new, backend.tensor_types))
-        cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
-        if cut:
-            self.site.warned = True
-            warnings.warn(
-                f"{self.where}: the new value is detached, the old one was not: no gradient goes on from here"
-                f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
-                '  compute the new value from the old one, or permit it with allow="detached"',
-                TenterhookWarning,
-                stacklevel=2,
-            )
+        return change(self.backend, self.site, value, call, self.where, self.allow)
 
 
 class ForwardPreHook(_CallHook):
@@ -104,7 +114,7 @@ class ForwardPreHook(_CallHook):
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
-        return self.backend.attach(module, self._before, None, self._failed, first=first)
+        return self.backend.attach(module, self._before, None, self._failed, layer=_layer(first))
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         if self.site.live:
@@ -146,7 +156,7 @@ class ForwardHook(_CallHook):
 
     def attach(self, module: Any, *, first: bool) -> Detachable:
         """Put the hook around the calls of ``module``; ``first`` puts it ahead of those already there."""
-        return self.backend.attach(module, None, self._after, self._failed, first=first)
+        return self.backend.attach(module, None, self._after, self._failed, layer=_layer(first))
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self.with_kwargs:
@@ -195,7 +205,7 @@ class BackwardHook(_CallHook):
         self._names = ParameterNames.of(self.backend.forward_function(module))
         self._module = weakref.ref(module)
         self.site.at_removal = self.release
-        return self.backend.attach(module, self._before, self._after, self._failed, first=first)
+        return self.backend.attach(module, self._before, self._after, self._failed, layer=_layer(first))
 
     def release(self) -> None:
         """Let go of the module and of calls that never ended; the hook is off."""

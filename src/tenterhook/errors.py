@@ -13,6 +13,8 @@
     └── MissingExtraError     a feature whose optional package is not installed
 
     TenterhookWarning         the run goes on, but probably not as it was meant (a category, to be filtered by)
+    StopForward               ends a forward where th.edit was told to: a BaseException, so that a model's own
+                              ``except Exception`` lets it pass; the editor catches it
 
 Each message says what was asked, what was found and what to do.
 """
@@ -28,6 +30,7 @@ __all__ = [
     "NotRecordedError",
     "RecordingError",
     "SelectionError",
+    "StopForward",
     "TargetError",
     "TenterhookError",
     "TenterhookWarning",
@@ -81,3 +84,19 @@ class MissingExtraError(TenterhookError, ImportError):
 
 class TenterhookWarning(UserWarning):
     """Something that is allowed, but hardly ever meant; said once for each place."""
+
+
+class StopForward(BaseException):
+    """The forward has ended where an edit said so (:meth:`tenterhook.editor.Editor.stop`); no error.
+
+    Attributes:
+        address: where.
+        value: what the module there gave, in full.
+        owner: the editor that catches it.
+    """
+
+    def __init__(self, address: object, value: object, owner: object) -> None:
+        super().__init__(f"the forward was ended at {address}")
+        self.address = address
+        self.value = value
+        self.owner = owner

@@ -49,14 +49,20 @@ class LateTap:
 
 
 def tap_parameter(
-    backend: Backend, module: Any, parameter: Any, fn: Callable[[Any], Any], *, accumulated: bool = False
+    backend: Backend,
+    module: Any,
+    parameter: Any,
+    fn: Callable[[Any], Any],
+    *,
+    accumulated: bool = False,
+    edits: bool = False,
 ) -> Detachable | str:
     """Call ``fn(gradient)`` once a backward pass, also for a parameter that gets its shape only at the first call.
 
     Returns:
         the tap, or the reason why no gradient can come.
     """
-    tap = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated)
+    tap = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
     return tap() if backend.numel(parameter) else LateTap(backend, module, parameter, tap)
 
 

@@ -20,7 +20,10 @@ __all__ = [
     "why_never_called",
 ]
 
-ON_CALLS = frozenset({"forward_pre", "forward", "backward_pre", "backward"})
+ON_CALLS = frozenset({
+    "forward_pre", "forward", "backward_pre", "backward",
+    "input", "output", "grad_input", "grad_output", "skip", "stop",
+})  # fmt: skip
 """The kinds of hooks that sit on a module's calls."""
 
 NO_GRADIENT_YET = "no gradient: no backward pass reached it"

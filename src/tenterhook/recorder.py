@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
+from tenterhook.active_edits import EditWatch, edits_on, watching_edits
 from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
@@ -152,6 +153,7 @@ class Recorder:
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
         self._told: Sequence[str] = ()
+        self._edits: EditWatch = []
         self._began_ns = 0
         self._recording: Recording | None = None
         self._modules_known: object = None
@@ -184,6 +186,7 @@ class Recorder:
         try:
             hidden = self._model if self._fused != "keep" else None
             self._weights = WeightUse(self._backend, self._model)
+            self._edits = self._stack.enter_context(watching_edits())
             self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
             self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
             self._stack.callback(self._capture.detach)
@@ -311,6 +314,7 @@ class Recorder:
         )
         manifest.steps = self._capture.tracker.steps_seen
         manifest.partial = manifest.partial or self._capture.failure
+        manifest.edits = edits_on(self._edits, (one.ref() for one in self._watched))
         manifest.told = list(self._told)
         return manifest
 

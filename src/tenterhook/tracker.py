@@ -385,6 +385,7 @@ class Tracker:
             return None  # it never began: a hook before ours has raised
         if not stack and thread not in self._reruns:
             del self._stacks[thread]
+        call.regions = ()  # they hold on to the call; with it holding on to them both would outlive the graph
         return call
 
     def _unwind(self, stack: list[LiveCall]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from tenterhook.backends._editing import EditingMethods, Instead, Layer
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
 from tenterhook.select import Entry
@@ -27,6 +28,8 @@ __all__ = [
     "Detachable",
     "Failed",
     "InstalledHook",
+    "Instead",
+    "Layer",
     "OpListener",
     "ParameterEntry",
     "Region",
@@ -149,7 +152,7 @@ class OpListener(Protocol):
         ...
 
 
-class Backend(Protocol):
+class Backend(EditingMethods, Protocol):
     """One framework, seen through the few things that tenterhook needs from it."""
 
     name: str
@@ -207,9 +210,9 @@ class Backend(Protocol):
         after: After | None,
         failed: Failed | None = None,
         *,
-        first: bool = False,
+        layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
-        """Put callbacks around every call of ``module``; ``first`` puts them ahead of hooks already there."""
+        """Put callbacks around every call of ``module``; the layer says where among the hooks already there."""
         ...
 
     def running_modules(self) -> list[Any]:
@@ -277,8 +280,13 @@ class Backend(Protocol):
         """
         ...
 
-    def tap_parameter(self, parameter: Any, fn: Callable[[Any], Any], *, accumulated: bool = False) -> Detachable | str:
-        """Call ``fn(gradient)`` once a backward pass, with this pass's gradient or with the running sum."""
+    def tap_parameter(
+        self, parameter: Any, fn: Callable[[Any], Any], *, accumulated: bool = False, edits: bool = False
+    ) -> Detachable | str:
+        """Call ``fn(gradient)`` once a backward pass, with this pass's gradient or with the running sum.
+
+        Taps that are ``edits`` run before all others, in the order in which they were put on.
+        """
         ...
 
     def alias(self, tensor: Any) -> Any:

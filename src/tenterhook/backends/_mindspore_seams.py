@@ -9,6 +9,7 @@ keep the books right. Each is put back, the very same object, when the last watc
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import warnings
@@ -25,6 +26,7 @@ from mindspore.graph.api import _pynative_executor as executor
 from mindspore.ops.composite import base as _gradient_functions
 from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
+from tenterhook.backends import Instead
 from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
@@ -57,6 +59,23 @@ def _cell_call(original: Any) -> Any:
 
 
 def _observed(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    instead = [hook.instead for hook in hooks_of(cell) if hook.instead is not None]
+    if not instead:
+        return _hooked(original, cell, args, kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _hooked(original, cell, args, kwargs)
+
+    for function in instead:
+        call = functools.partial(_bypassed, function, call)
+    return call(*args, **kwargs)
+
+
+def _bypassed(instead: Instead, call: Any, *args: Any, **kwargs: Any) -> Any:
+    return instead(call, args, kwargs)
+
+
+def _hooked(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     hooks = hooks_of(cell)
     if STATE.listens:
         if isinstance(cell, _PLUMBING):

@@ -73,13 +73,14 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "edits", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port
         self.fn = fn
         self.module = None if module is None else id(module)
         self.owner = owner
+        self.edits = False  # runs ahead of all that do not
         self.live = True
 
     def remove(self) -> None:
@@ -118,7 +119,9 @@ def _port_of(tensor: mindspore.Tensor) -> _Port:
     return port
 
 
-def tap_tensor(tensor: mindspore.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
+def tap_tensor(
+    tensor: mindspore.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
+) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it)."""
     reason = why_no_gradient(tensor)
     if reason is not None:
@@ -130,6 +133,10 @@ def tap_tensor(tensor: mindspore.Tensor, fn: Callable[[Any], Any], module: Any, 
     if tap.module is not None:
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
         while place and taps[place - 1].module == tap.module and taps[place - 1].owner is not owner:
+            place -= 1
+    else:
+        tap.edits = edits
+        while place and taps[place - 1].edits:
             place -= 1
     taps.insert(place, tap)
     return tap

@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspore import nn
 
-from tenterhook.backends import After, Before, Failed
+from tenterhook.backends import After, Before, Failed, Instead, Layer
 from tenterhook.backends._mindspore_passes import in_pass, run_after_pass
 
 __all__ = ["KEY", "STATE", "SWAPS", "CallHook", "Hold", "Listener", "Swap", "hooks_of", "put_on", "tell_once"]
@@ -28,11 +28,22 @@ KEY = "_tenterhook_call_hooks"
 class CallHook:
     """Callbacks around the calls of one cell."""
 
-    __slots__ = ("_cell", "_followers", "_hold", "after", "before", "failed", "live", "removed")
+    __slots__ = ("_cell", "_followers", "_hold", "after", "before", "failed", "instead", "layer", "live", "removed")
 
     _removals = itertools.count(1)
 
-    def __init__(self, cell: nn.Cell, before: Before | None, after: After | None, failed: Failed | None) -> None:
+    def __init__(
+        self,
+        cell: nn.Cell,
+        before: Before | None = None,
+        after: After | None = None,
+        failed: Failed | None = None,
+        *,
+        layer: Layer = Layer.OBSERVE,
+        instead: Instead | None = None,
+    ) -> None:
+        self.layer = layer
+        self.instead = instead
         self._cell = weakref.ref(cell)
         self.before = before
         self.after = after
@@ -41,11 +52,12 @@ class CallHook:
         self.removed = 0  # when it was taken off, among all that were
         self._followers: list[CallHook] = []
 
-    def put_on(self, *, first: bool) -> None:
-        """Put it on the cell, ahead of the hooks already there or behind them."""
+    def put_on(self) -> None:
+        """Put it on the cell, behind the hooks of its layer."""
         hooks = self._table()
         if hooks is not None:
-            hooks.insert(0 if first else len(hooks), self)
+            later = (place for place, other in enumerate(hooks) if other.layer > self.layer)
+            hooks.insert(0 if self.layer == Layer.FIRST else next(later, len(hooks)), self)
             self.live = True
             self._hold = Hold()
 
@@ -105,12 +117,9 @@ class _Table:
         return (dict, ())
 
 
-def put_on(
-    cell: nn.Cell, before: Before | None, after: After | None, failed: Failed | None, *, first: bool
-) -> CallHook:
-    """Put callbacks around every call of ``cell``."""
-    hook = CallHook(cell, before, after, failed)
-    hook.put_on(first=first)
+def put_on(hook: CallHook) -> CallHook:
+    """Put a hook on its cell, and return it."""
+    hook.put_on()
     return hook
 
 

@@ -168,3 +168,12 @@ class _Taken:
                 if key in table:
                     table.move_to_end(key)
         return self.handle
+
+
+def put_in_layer(table: OrderedDict[int, Any], key: int, layer: int) -> None:
+    """Move a new hook of ours ahead of those of ours that belong to later layers; hooks of others keep their places."""
+    behind = False
+    for other in list(table):
+        behind = behind or getattr(table[other], "layer", layer) > layer
+        if behind and other != key:
+            table.move_to_end(other)

@@ -27,7 +27,10 @@ _COMPILER = "torch._dynamo"  # torch imports it when something is compiled for t
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``module`` is ``torch.compile``'s wrapper, or was compiled in place by ``module.compile()``."""
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    call = getattr(module, "_compiled_call_impl", None)
+    return (
+        type(module).__name__ == "OptimizedModule" or getattr(call, "before", call) is not None
+    )  # ours: what was there before
 
 
 def is_under_compiled(module: nn.Module) -> bool:

@@ -47,13 +47,14 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "behind", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
         self.fn = fn
         self.module = None if module is None else id(module)
         self.owner = owner
+        self.edits = False  # runs ahead of all that do not
         self.live = True
         self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
@@ -79,7 +80,9 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
+def tap_tensor(
+    tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
+) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
 
     A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
@@ -92,7 +95,7 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
     if module is None or not tensor._is_view() or not _has_plain_base(tensor):
-        return _insert(tensor, fn, module, owner)
+        return _insert(tensor, fn, module, owner, edits=edits)
     behind = _Behind(tensor, fn)
     base = tensor._base
     assert base is not None
@@ -108,7 +111,7 @@ def _has_plain_base(tensor: torch.Tensor) -> bool:
     return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
 
 
-def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap:
+def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: _Port | None = None
     if hooks:
@@ -127,8 +130,9 @@ def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: 
         while place and taps[place - 1].module == tap.module and taps[place - 1].owner is not owner:
             place -= 1
     else:
-        # Hooks on a tensor itself, or on an alias, run in the order in which they were put on.
-        while place and taps[place - 1].module is None:
+        tap.edits = edits
+        # Hooks on a tensor itself, or on an alias, run in the order in which they were put on, edits ahead of all others.
+        while place and (taps[place - 1].edits if edits else taps[place - 1].module is None):
             place -= 1
     taps.insert(place, tap)
     return tap

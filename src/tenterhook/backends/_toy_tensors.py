@@ -153,6 +153,7 @@ class Tap:
 
     def __init__(self, tensor: Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.tensor, self.fn, self.module, self.owner, self.live = weakref.ref(tensor), fn, module, owner, True
+        self.edits = False
 
     def remove(self) -> None:
         """Take it off."""

@@ -18,7 +18,18 @@ import numpy as np
 from mindspore import context, nn
 from mindspore.graph.api import _no_grad
 
-from tenterhook.backends import After, Before, Detachable, Failed, InstalledHook, OpListener, ParameterEntry, Summary
+from tenterhook.backends import (
+    After,
+    Before,
+    Detachable,
+    Failed,
+    InstalledHook,
+    Instead,
+    Layer,
+    OpListener,
+    ParameterEntry,
+    Summary,
+)
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
 from tenterhook.backends._mindspore_load import register_load_post_hook
@@ -27,7 +38,7 @@ from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_constr
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
-from tenterhook.backends._mindspore_watching import STATE, Hold, Listener, put_on, tell_once
+from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
 from tenterhook.select import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -83,9 +94,9 @@ class MindSporeBackend:
         after: After | None,
         failed: Failed | None = None,
         *,
-        first: bool = False,
+        layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
-        return put_on(module, before, after, failed, first=first)
+        return put_on(CallHook(module, before, after, failed, layer=layer))
 
     def running_modules(self) -> list[Any]:
         return running_cells()
@@ -142,13 +153,18 @@ class MindSporeBackend:
         return tap_tensor(tensor, fn, module, owner)
 
     def tap_parameter(
-        self, parameter: mindspore.Parameter, fn: Callable[[Any], Any], *, accumulated: bool = False
+        self,
+        parameter: mindspore.Parameter,
+        fn: Callable[[Any], Any],
+        *,
+        accumulated: bool = False,
+        edits: bool = False,
     ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
         if accumulated:
             return "MindSpore keeps no running sum of gradients: they are what value_and_grad returns"
-        return tap_tensor(parameter, fn, None, None)
+        return tap_tensor(parameter, fn, None, None, edits=edits)
 
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         return tensor.view(tensor.shape)
@@ -160,7 +176,8 @@ class MindSporeBackend:
         return tensor._is_leaf
 
     def wants_gradient(self, tensor: mindspore.Tensor) -> bool:
-        return why_no_gradient(tensor) is None
+        # what is made of it where gradients are off (the first run of what is checkpointed) has none, whatever it says
+        return executor.enable_grad() and why_no_gradient(tensor) is None
 
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
@@ -191,6 +208,34 @@ class MindSporeBackend:
             return False
         this.at_end.append(fn)
         return True
+
+    # --- changing --------------------------------------------------------------------------------------------------
+    def constant(self, value: Any, like: mindspore.Tensor, *, boolean: bool = False) -> mindspore.Tensor:
+        dtype = mindspore.bool_ if boolean else like.dtype
+        if isinstance(value, mindspore.Tensor):
+            return value.astype(dtype)
+        array = np.asarray(value)
+        if array.dtype == ml_dtypes.bfloat16:
+            array = array.astype(np.float32)
+        return mindspore.Tensor(array.copy()).astype(dtype)
+
+    def where(self, mask: mindspore.Tensor, new: Any, old: mindspore.Tensor) -> mindspore.Tensor:
+        return mindspore.ops.where(mask, new, old)
+
+    def bypass(self, module: nn.Cell, instead: Instead) -> CallHook:
+        return put_on(CallHook(module, layer=Layer.EDIT, instead=instead))
+
+    def gradients(
+        self, fn: Callable[[Sequence[Any]], Any], at: Sequence[mindspore.Tensor]
+    ) -> list[mindspore.Tensor]:
+        found = mindspore.grad(lambda *tensors: fn(tensors), tuple(range(len(at))))(*at)
+        return list(found) if isinstance(found, (tuple, list)) else [found]
+
+    def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
+        raise UnsupportedError(
+            "MindSpore's parameters hold no gradients that could be clipped together\n"
+            "  use mindspore.ops.clip_by_global_norm on what value_and_grad returns, or clip_norm(...) without together=True"
+        )
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: mindspore.Tensor) -> Summary:

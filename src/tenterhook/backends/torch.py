@@ -27,6 +27,8 @@ from tenterhook.backends import (
     Detachable,
     Failed,
     InstalledHook,
+    Instead,
+    Layer,
     OpListener,
     ParameterEntry,
     Summary,
@@ -34,7 +36,8 @@ from tenterhook.backends import (
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
-from tenterhook.backends._torch_attachments import Attachment, iterated, remove_late
+from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
+from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
@@ -64,7 +67,7 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffe
 class _Hook:
     """A callback in a module's hook table; copies and pickles of the module carry one that does nothing."""
 
-    __slots__ = ("after", "before", "failed")
+    __slots__ = ("after", "before", "failed", "layer")
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return contextlib.nullcontext().__exit__
@@ -77,8 +80,9 @@ class _Hook:
 class _BeforeHook(_Hook):
     __slots__ = ()
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, before: Before, layer: Layer) -> None:
         self.before = before
+        self.layer = layer
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
@@ -93,9 +97,10 @@ _REMOVED = object()
 class _AfterHook(_Hook):
     __slots__ = ()
 
-    def __init__(self, after: After | None, failed: Failed | None) -> None:
+    def __init__(self, after: After | None, failed: Failed | None, layer: Layer) -> None:
         self.after = after
         self.failed = failed
+        self.layer = layer
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _REMOVED) -> Any:
         if output is _REMOVED:  # by a hook before it in this very call
@@ -207,18 +212,24 @@ class TorchBackend:
         after: After | None,
         failed: Failed | None = None,
         *,
-        first: bool = False,
+        layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
         handles: list[Any] = []
         try:
             if before is not None:
-                handles.append(module.register_forward_pre_hook(_BeforeHook(before), with_kwargs=True, prepend=first))
+                hook = _BeforeHook(before, layer)
+                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=layer == Layer.FIRST))
+                put_in_layer(module._forward_pre_hooks, handles[-1].id, layer)
             if after is not None or failed is not None:
                 handles.append(
                     module.register_forward_hook(
-                        _AfterHook(after, failed), with_kwargs=True, always_call=failed is not None, prepend=first
+                        _AfterHook(after, failed, layer),
+                        with_kwargs=True,
+                        always_call=failed is not None,
+                        prepend=layer == Layer.FIRST,
                     )
                 )
+                put_in_layer(module._forward_hooks, handles[-1].id, layer)
         except BaseException:
             for handle in handles:
                 handle.remove()
@@ -272,7 +283,7 @@ class TorchBackend:
         return tap_tensor(tensor, fn, module, owner)
 
     def tap_parameter(
-        self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False
+        self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False, edits: bool = False
     ) -> Detachable | str:
         if not parameter.requires_grad:
             return "requires_grad=False"
@@ -280,7 +291,7 @@ class TorchBackend:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
             return ShardTap(parameter, fn)
-        return tap_tensor(parameter, fn, None, None)
+        return tap_tensor(parameter, fn, None, None, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
@@ -319,6 +330,22 @@ class TorchBackend:
             return False
         torch.autograd.Variable._execution_engine.queue_callback(fn)
         return True
+
+    # --- changing --------------------------------------------------------------------------------------------------
+    def constant(self, value: Any, like: torch.Tensor, *, boolean: bool = False) -> torch.Tensor:
+        return constant(value, like, boolean)
+
+    def where(self, mask: torch.Tensor, new: Any, old: torch.Tensor) -> torch.Tensor:
+        return where(mask, new, old)
+
+    def bypass(self, module: nn.Module, instead: Instead) -> Bypass:
+        return Bypass.on(module, instead)
+
+    def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return gradients(fn, at)
+
+    def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
+        clip_together(parameters, max_norm)
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: torch.Tensor) -> Summary:

@@ -21,6 +21,8 @@ from tenterhook.backends import (
     Detachable,
     Failed,
     InstalledHook,
+    Instead,
+    Layer,
     OpListener,
     ParameterEntry,
     Region,
@@ -181,6 +183,7 @@ class _ToyHook:
     def __init__(self, module: Module, before: Before | None, after: After | None, failed: Failed | None) -> None:
         self.module = weakref.ref(module)
         self.before, self.after, self.failed = before, after, failed
+        self.layer = Layer.OBSERVE
 
     @property
     def live(self) -> bool:
@@ -279,10 +282,16 @@ class ToyBackend:
         after: After | None,
         failed: Failed | None = None,
         *,
-        first: bool = False,
+        layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
         hook = _ToyHook(module, before, after, failed)
-        module.hooks.insert(0 if first else len(module.hooks), hook)
+        place = (
+            0
+            if layer == Layer.FIRST
+            else next((place for place, other in enumerate(module.hooks) if other.layer > layer), len(module.hooks))
+        )
+        hook.layer = layer
+        module.hooks.insert(place, hook)
         return hook
 
     def on_any_call(
@@ -328,14 +337,20 @@ class ToyBackend:
         if tap.module is not None:
             while place and tensor.taps[place - 1].module == tap.module and tensor.taps[place - 1].owner is not owner:
                 place -= 1
+        else:
+            while place and tensor.taps[place - 1].edits:
+                place -= 1
         tensor.taps.insert(place, tap)
         return tap
 
     def tap_parameter(
-        self, parameter: Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False
+        self, parameter: Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False, edits: bool = False
     ) -> Detachable | str:
         if not accumulated:
-            return self.tap(parameter, fn)
+            tap = self.tap(parameter, fn)
+            if edits and not isinstance(tap, str):
+                tap.edits = True
+            return tap
 
         def sum_so_far(gradient: Tensor) -> None:
             fn(gradient if parameter.grad is None else Tensor(parameter.grad + gradient.data))
@@ -377,6 +392,24 @@ class ToyBackend:
 
     def at_backward_end(self, fn: Callable[[], None]) -> bool:
         return at_backward_end(fn)
+
+    def constant(self, value: Any, like: Tensor, *, boolean: bool = False) -> Tensor:
+        array = value.data if isinstance(value, Tensor) else np.asarray(value)
+        return Tensor(array.astype(bool if boolean else like.data.dtype))
+
+    def where(self, mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        return make(np.where(mask.data, new.data, old.data), (old, lambda g: np.where(mask.data, 0, g)))
+
+    def bypass(self, module: Module, instead: Instead) -> Detachable:
+        raise UnsupportedError("the toy framework leaves no module out")
+
+    def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[Tensor]) -> list[Any]:
+        leaves = [Tensor(tensor.data, requires_grad=True) for tensor in at]
+        fn(leaves).backward()
+        return [Tensor(np.zeros_like(leaf.data) if leaf.grad is None else leaf.grad) for leaf in leaves]
+
+    def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
+        raise UnsupportedError("the toy framework does not clip gradients together")
 
     def summary(self, tensor: Tensor) -> Summary:
         return tensor.data.shape, str(tensor.data.dtype), "cpu"

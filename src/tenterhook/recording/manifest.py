@@ -95,6 +95,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         ended: end of the recording, None while it runs.
         steps: number of steps recorded.
         cost: what it cost.
+        edits: what :func:`tenterhook.edit` did to the model meanwhile: kind, selection, value, where and how often.
         told: what was changed for the recording's time so that hooks see everything, as sentences.
         note: the user's own words.
     """
@@ -124,6 +125,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     ended: str | None = None
     steps: int = 0
     cost: Cost = msgspec.field(default_factory=Cost)
+    edits: list[dict[str, Any]] = []
     told: list[str] = []
     note: str | None = None
 

@@ -1,0 +1,130 @@
+"""Edit values: what :func:`tenterhook.edit` can do to an activation or a gradient, as small values of no framework.
+
+An edit value prints itself, goes into ``recording.json`` as text, and is saved and loaded with :func:`save` and
+:func:`load`, its tensors in safetensors. All take ``dim=`` and ``index=`` for a part of the tensor: ``index`` is a number, a slice, a
+list of numbers or of booleans along ``dim``; with several dims, a tuple of indices. Dtype, device and shape stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tenterhook.edit_files import load, save
+from tenterhook.edit_values import EditValue
+from tenterhook.errors import EditError
+
+__all__ = [
+    "EditValue", "add", "clamp", "clip_norm", "clip_value", "interpolate", "load", "mean_of", "noise", "normalise", "patch",
+    "replace", "save", "scale", "zero",
+]  # fmt: skip
+
+
+def _make(name: str, dim: int | Sequence[int] | None, index: Any, **options: Any) -> EditValue:
+    if (dim is None) != (index is None):
+        raise EditError(f"{name}: dim= and index= go together\n  for example {name}(..., dim=-1, index=slice(0, 64))")
+    if dim is None:
+        return EditValue(name, options)
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    indices = (index,) if isinstance(dim, int) else tuple(index)
+    if len(dims) != len(indices):
+        raise EditError(f"{name}: {len(dims)} dims and {len(indices)} indices\n  give one index for each dim")
+    return EditValue(name, options, dims, tuple(map(_plain_index, indices)))
+
+
+def _plain_index(index: Any) -> Any:
+    if isinstance(index, (slice, int)):
+        return index
+    array = np.asarray(index)
+    return tuple(int(place) for place in (np.flatnonzero(array) if array.dtype == bool else array.ravel()))
+
+
+def zero(*, dim: Any = None, index: Any = None) -> EditValue:
+    """Put zero; what is upstream gets a gradient of zero, NaN and Inf do not survive."""
+    return _make("zero", dim, index)
+
+
+def scale(factor: Any, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Multiply by a number or a tensor."""
+    return _make("scale", dim, index, factor=factor)
+
+
+def add(amount: Any, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Add a number or a tensor (a steering vector)."""
+    return _make("add", dim, index, amount=amount)
+
+
+def replace(new: Any, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Put a number or a tensor that can be broadcast in place of the value; upstream gets a gradient of zero."""
+    return _make("replace", dim, index, new=new)
+
+
+def clamp(min: float | None = None, max: float | None = None, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Bring every element between ``min`` and ``max``."""
+    if min is None and max is None:
+        raise EditError("clamp: neither min nor max is given")
+    return _make("clamp", dim, index, min=min, max=max)
+
+
+def noise(std: float, *, seed: int = 0, dim: Any = None, index: Any = None) -> EditValue:
+    """Add Gaussian noise of standard deviation ``std``.
+
+    It is a function of the seed and the address (path, slot, call, step): no random state is used or changed, and runs
+    repeat. Under ``vmap`` every example gets the same.
+    """
+    return _make("noise", dim, index, std=std, seed=seed)
+
+
+def clip_value(limit: float, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Bring every element between ``-limit`` and ``limit``."""
+    return _make("clip_value", dim, index, limit=limit)
+
+
+def clip_norm(max_norm: float, *, together: bool = False, dim: Any = None, index: Any = None) -> EditValue:
+    """Scale a tensor down so that its L2 norm is at most ``max_norm``.
+
+    Each tensor by itself, as it comes. With ``together`` the norm is that over the whole selection, which is known only
+    when all gradients are there: it is for ``param_grad`` alone, acts on the gradients that the parameters hold (the sum over the
+    backward passes since they were cleared) right before an optimizer steps, as ``clip_grad_norm_`` placed there does, and
+    only in torch. For ``grad_output`` it cannot be: the gradient of a module depends on the edited ones of those after it.
+    """
+    if together and dim is not None:
+        raise EditError("clip_norm: together=True is for whole gradients\n  leave out dim= and index=")
+    return _make("clip_norm", dim, index, max_norm=max_norm, together=together)
+
+
+def normalise(
+    to: float = 1.0, *, over: int | Sequence[int] | None = None, dim: Any = None, index: Any = None
+) -> EditValue:
+    """Scale to the L2 norm ``to``: the whole tensor, or each of its parts along the dims ``over``."""
+    dims = over if over is None else (over,) if isinstance(over, int) else tuple(over)
+    return _make("normalise", dim, index, to=to, over=dims)
+
+
+def patch(
+    recording: Any, *, step: int | None = None, broadcast: bool = False, dim: Any = None, index: Any = None
+) -> EditValue:
+    """Put what a recording holds at the same address: path, kind, slot and call.
+
+    Args:
+        recording: made with ``tensors=``: live, finished or opened.
+        step: which of its steps; by default its only one, or else the one of the same number.
+        broadcast: whether a batch of one may stand for every element of the batch.
+        dim: see the module.
+        index: see the module.
+    """
+    return _make("patch", dim, index, recording=recording, step=step, broadcast=broadcast)
+
+
+def mean_of(recording: Any, *, dim: Any = None, index: Any = None) -> EditValue:
+    """Put the mean that a recording holds of the same place, over its batches, calls and steps."""
+    return _make("mean_of", dim, index, recording=recording)
+
+
+def interpolate(
+    towards: Any, amount: float, *, step: int | None = None, broadcast: bool = False, dim: Any = None, index: Any = None
+) -> EditValue:
+    """Go the part ``amount`` of the way to a tensor, or to what a recording holds at the same address."""
+    return _make("interpolate", dim, index, towards=towards, amount=amount, step=step, broadcast=broadcast)

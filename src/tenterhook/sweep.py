@@ -1,0 +1,283 @@
+"""Causal tracing: which activation, at which position, carries what makes two runs differ. ``th.patch_sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import Progress
+
+from tenterhook.backends import Backend, find_backend
+from tenterhook.editor import edit
+from tenterhook.errors import EditError, TenterhookError
+from tenterhook.recording import converters
+from tenterhook.select import Entry, Selection, resolve
+from tenterhook.values import leaves, rebuild
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderResult
+
+__all__ = ["PatchSweep", "patch_sweep"]
+
+_SHADES = " ░▒▓█"
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSweep:
+    """What the metric became where one position of one module's output was taken from the other run.
+
+    Attributes:
+        paths: the modules, in the model's order.
+        values: the metric, float64, shape (modules, positions); NaN where a module has no such position.
+        corrupt: the metric of the run that was patched, as it is.
+        clean: the metric of the run that the patches come from, None where the recording does not hold the model's output.
+        approximate: whether the values are first-order estimates (attribution patching).
+    """
+
+    paths: list[str]
+    values: np.ndarray
+    corrupt: float
+    clean: float | None = None
+    approximate: bool = False
+
+    @property
+    def restored(self) -> np.ndarray:
+        """The part of the way from the corrupt metric to the clean one, shape (modules, positions): 0 nothing, 1 all of it."""
+        if self.clean is None or self.clean == self.corrupt:
+            raise TenterhookError(
+                "the metric of the clean run is not known, or is that of the corrupt one\n"
+                "  record the root, too: th.record(model, tensors=True); .values holds the metric itself"
+            )
+        return (self.values - self.corrupt) / (self.clean - self.corrupt)
+
+    def table(self) -> pa.Table:
+        """Return the columns path, position and value, one row for each pair that there is."""
+        rows = [
+            {"path": path, "position": position, "value": float(value)}
+            for path, line in zip(self.paths, self.values, strict=True)
+            for position, value in enumerate(line)
+            if not np.isnan(value)
+        ]
+        return pa.Table.from_pylist(
+            rows, pa.schema([("path", pa.string()), ("position", pa.int32()), ("value", pa.float64())])
+        )
+
+    def best(self) -> tuple[str, int]:
+        """Return the module and the position that move the metric most."""
+        row, position = np.unravel_index(np.nanargmax(np.abs(self.values - self.corrupt)), self.values.shape)
+        return self.paths[int(row)], int(position)
+
+    def __str__(self) -> str:
+        """Draw a heat map: modules down, positions across, the darker the more of the metric comes back."""
+        known = self.clean is not None and self.clean != self.corrupt
+        moved = np.nan_to_num(self.restored if known else np.abs(self.values - self.corrupt))
+        top = 1.0 if known else float(moved.max()) or 1.0
+        width = max(len(path or "(root)") for path in self.paths)
+        lines = [f"{'':{width}}  " + "".join(str(number % 10) for number in range(self.values.shape[1]))]
+        for path, line in zip(self.paths, moved, strict=True):
+            cells = "".join(_SHADES[round(float(np.clip(value / top, 0, 1)) * (len(_SHADES) - 1))] for value in line)
+            place = int(np.argmax(np.abs(line)))
+            peak = (
+                f"{line[place]:.0%} at {place}"
+                if known
+                else f"{self.values[self.paths.index(path), place]:.4g} at {place}"
+            )
+            lines.append(f"{path or '(root)':{width}}  {cells}  {peak}")
+        clean = "" if self.clean is None else f", clean {self.clean:.4g}"
+        about = "estimated by gradient; " if self.approximate else ""
+        return "\n".join([*lines, f"{about}metric: corrupt {self.corrupt:.4g}{clean}"])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from str(self).splitlines()
+
+
+def patch_sweep(
+    model: Any,
+    inputs: Any,
+    clean: Any,
+    corrupt: Any,
+    select: Selection,
+    metric: Callable[[Any], Any],
+    *,
+    dim: int = 1,
+    approximate: bool = False,
+    batch: int = 1,
+) -> PatchSweep:
+    """Patch every position of every selected module's output from a clean run into a corrupt one, one at a time.
+
+    ```python
+    with th.record(model, tensors=True) as clean:
+        model(clean_tokens)
+    sweep = th.patch_sweep(model, corrupt_tokens, clean, None, "blocks.*", lambda logits: logits[0, -1, answer])
+    print(sweep)
+    ```
+
+    The model is called once for each pair of module and position (or ``batch`` of them at a time); it should be in evaluation
+    mode. A progress bar is shown on a terminal.
+
+    Args:
+        model: a torch ``Module`` or MindSpore ``Cell``; each selected module is called once in a run and returns one tensor.
+        inputs: of the corrupt run: a tensor, or a tuple of arguments.
+        clean: a recording of the clean run, made with ``tensors=True``, of inputs of the same shape.
+        corrupt: a recording of the corrupt run, whose stored output gives its metric; None runs the model once more for that.
+        select: which modules.
+        metric: a scalar of the model's output.
+        dim: the dimension of the positions.
+        approximate: estimate all by one forward and one backward pass, as the gradient of the metric times the difference of
+            the activations (attribution patching): cheap, and right as far as the model is linear between the two.
+        batch: how many patched copies of the inputs go into one call; only for models that treat the elements of a
+            batch (dim 0) by themselves.
+
+    Raises:
+        SelectionError: nothing matches.
+        NotRecordedError: the recording does not hold an output that is to be patched.
+        EditError: the clean activations have another shape.
+    """
+    backend = find_backend(model)
+    chosen = resolve(select, backend.entries(model), require_callable=True)
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    recorded = getattr(clean, "recording", clean)
+    run = _Run(backend, model, arguments, metric, dim)
+    patches = {entry.path: converters.to_numpy(recorded[entry.path].output) for entry in chosen}
+    base = None if corrupt is None else _metric_of(backend, getattr(corrupt, "recording", corrupt), metric)
+    base = run.patched({}) if base is None else base
+    known = _metric_of(backend, recorded, metric)
+    count = max(patch.shape[dim] for patch in patches.values())
+    values = np.full((len(chosen), count), np.nan)
+    fill = _estimate(run, chosen, patches, base) if approximate else _sweep(run, chosen, patches, batch)
+    for row, position, value in fill:
+        values[row, position] = value
+    return PatchSweep([entry.path for entry in chosen], values, base, known, approximate)
+
+
+class _Run:
+    """The corrupt run, as often as it takes."""
+
+    def __init__(
+        self, backend: Backend, model: Any, arguments: tuple[Any, ...], metric: Callable[[Any], Any], dim: int
+    ) -> None:
+        self.backend = backend
+        self.model = model
+        self.arguments = arguments
+        self.metric = metric
+        self.dim = dim
+        self.modules = {
+            entry.path: entry.module for entry in backend.entries(model)
+        }  # paths may hold signs of a pattern
+
+    def patched(self, edits: dict[str, Any]) -> float:
+        """Return the metric with some outputs edited."""
+        return self.several(edits, 1)[0]
+
+    def several(self, edits: dict[str, Any], copies: int) -> list[float]:
+        """Return the metric of each of several copies of the inputs that run in one batch."""
+        backend, types = self.backend, self.backend.tensor_types
+        with backend.untracked(), edit(self.model) as editor:
+            for path, value in edits.items():
+                editor.output(self.modules[path], value)
+            if copies == 1:
+                return [_number(backend, self.metric(self.model(*self.arguments)))]
+            output = self.model(*[_repeated(backend, one, copies) for one in self.arguments])
+            found = leaves(output, types)
+            size = len(leaves(self.arguments, types)[0][1])
+            return [
+                _number(
+                    backend,
+                    self.metric(
+                        rebuild(output, {slot: one[number * size : (number + 1) * size] for slot, one in found})
+                    ),
+                )
+                for number in range(copies)
+            ]
+
+    def patch(self, patch: np.ndarray, positions: Sequence[int], value: Any) -> Any:
+        """Return a value whose n-th copy has the n-th of these positions from the patch."""
+        size, copies = len(patch), len(positions)
+        if tuple(value.shape) != (size * copies, *patch.shape[1:]):
+            raise EditError(
+                f"patch_sweep: the clean activations have shape {patch.shape}, those of the corrupt run {tuple(value.shape)}\n"
+                "  record a clean run with inputs of the same shape"
+            )
+        mask = np.zeros((size * copies, *patch.shape[1:]), bool)
+        for number, position in enumerate(positions):
+            part = np.moveaxis(mask[number * size : (number + 1) * size], self.dim, 0)
+            part[position] = True
+        whole = self.backend.constant(np.concatenate([patch] * copies), value)
+        return self.backend.where(self.backend.constant(mask, value, boolean=True), whole, value)
+
+
+def _sweep(
+    run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], batch: int
+) -> Iterator[tuple[int, int, float]]:
+    total = sum(patch.shape[run.dim] for patch in patches.values())
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("patching", total=total)
+        for row, entry in enumerate(chosen):
+            patch = patches[entry.path]
+            places = list(range(patch.shape[run.dim]))
+            for start in range(0, len(places), batch):
+                positions = places[start : start + batch]
+                values = run.several({entry.path: partial(run.patch, patch, positions)}, len(positions))
+                yield from ((row, position, value) for position, value in zip(positions, values, strict=True))
+                progress.advance(task, len(positions))
+
+
+def _estimate(
+    run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], corrupt: float
+) -> Iterator[tuple[int, int, float]]:
+    backend, model, paths = run.backend, run.model, [entry.path for entry in chosen]
+    seen: dict[str, Any] = {}
+    with backend.untracked(), edit(model) as editor:
+        for path in paths:
+            editor.output(run.modules[path], partial(seen.setdefault, path))
+        model(*run.arguments)
+    here = {path: backend.to_numpy(backend.keep(value)) for path, value in seen.items()}
+    nothing = [backend.constant(np.zeros(here[path].shape), seen[path]) for path in paths]
+
+    def shifted(by: Sequence[Any]) -> Any:
+        with edit(model) as editor:
+            for path, shift in zip(paths, by, strict=True):
+                editor.output(run.modules[path], partial(_add, shift))
+            return run.metric(model(*run.arguments))
+
+    for row, (path, gradient) in enumerate(zip(paths, backend.gradients(shifted, nothing), strict=True)):
+        product = (patches[path] - here[path]).astype(np.float64) * converters.to_numpy(gradient)
+        others = tuple(axis for axis in range(product.ndim) if axis != run.dim % product.ndim)
+        yield from ((row, position, corrupt + value) for position, value in enumerate(product.sum(others)))
+
+
+def _add(shift: Any, value: Any) -> Any:
+    return value + shift
+
+
+def _repeated(backend: Backend, value: Any, copies: int) -> Any:
+    parts = {
+        slot: backend.constant(np.concatenate([converters.to_numpy(backend.keep(one))] * copies), one)
+        for slot, one in leaves(value, backend.tensor_types)
+    }
+    return rebuild(value, parts)
+
+
+def _number(backend: Backend, value: Any) -> float:
+    if isinstance(value, backend.tensor_types):
+        value = backend.to_numpy(backend.keep(value))
+        if value.size != 1:
+            raise TenterhookError(
+                f"patch_sweep: the metric has shape {value.shape}\n  return a single number, as by .mean()"
+            )
+        return float(value.reshape(()))
+    return float(value)
+
+
+def _metric_of(backend: Backend, recorded: Any, metric: Callable[[Any], Any]) -> float | None:
+    if "" not in recorded or not recorded[""].calls:
+        return None
+    output = recorded[""].output
+    if isinstance(output, np.ndarray):
+        output = converters.from_numpy(output, backend.name)
+    return _number(backend, metric(output)) if isinstance(output, backend.tensor_types) else None

@@ -1,0 +1,87 @@
+"""``th.patch_sweep``: every position of every module, against patches made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tenterhook as th
+from tenterhook.errors import EditError, TenterhookError
+
+
+class Mixer(nn.Module):
+    """Positions are mixed by a fixed matrix, then each goes through a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.mix, self.b = nn.Linear(3, 3), nn.Linear(4, 4), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(self.mix(h.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.fixture
+def runs() -> tuple[Mixer, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return Mixer(), torch.randn(1, 4, 3), torch.randn(1, 4, 3)
+
+
+def metric(output: torch.Tensor) -> torch.Tensor:
+    return output[0, 2, 0]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_values_are_those_of_patches_made_by_hand(runs: tuple[Mixer, torch.Tensor, torch.Tensor], batch: int) -> None:
+    model, clean_x, x = runs
+    with th.record(model, tensors=True) as clean:
+        model(clean_x)
+    sweep = th.patch_sweep(model, x, clean, None, ["a", "b"], metric, batch=batch)
+    assert sweep.paths == ["a", "b"] and sweep.values.shape == (2, 4)
+    with torch.no_grad():
+        for position in range(4):
+            h = model.a(x)
+            h[:, position] = model.a(clean_x)[:, position]
+            by_hand = model.b(model.mix(torch.tanh(h).transpose(1, 2)).transpose(1, 2))
+            assert sweep.values[0, position] == pytest.approx(metric(by_hand).item(), rel=1e-5)
+        assert sweep.clean == metric(model(clean_x)).item() and sweep.corrupt == metric(model(x)).item()
+    assert np.allclose(sweep.restored[1], [0, 0, 1, 0], atol=1e-6)
+    assert sweep.table().num_rows == 8
+    assert str(sweep).splitlines()[2] == "b    █   100% at 2"
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_estimate_is_exact_where_the_model_is_linear_and_leaves_no_gradients(
+    runs: tuple[Mixer, torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    model, clean_x, x = runs
+    with th.record(model, tensors=True) as clean:
+        model(clean_x)
+    clean.save(tmp_path / "clean.thk")
+    opened = th.open(tmp_path / "clean.thk")
+    estimate = th.patch_sweep(model, x, opened, None, ["mix", "b"], metric, approximate=True, dim=1)
+    exact = th.patch_sweep(model, x, opened, None, ["mix", "b"], metric, dim=1)
+    np.testing.assert_allclose(estimate.values, exact.values, rtol=1e-4)
+    assert estimate.clean == exact.clean and "estimated by gradient" in str(estimate)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_does_not_fit_is_told(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
+    model, clean_x, x = runs
+    with th.record(model, "a", tensors=True) as clean:
+        model(clean_x)
+    sweep = th.patch_sweep(model, x, clean, None, "a", metric)
+    with pytest.raises(TenterhookError, match="record the root, too"):
+        _ = sweep.restored
+    assert sweep.best()[0] == "a"
+    with pytest.raises(
+        EditError, match=r"the clean activations have shape \(1, 4, 3\), those of the corrupt run \(2, 4, 3\)"
+    ):
+        th.patch_sweep(model, torch.cat([x, x]), clean, None, "a", metric)
+    with pytest.raises(TenterhookError, match="return a single number"):
+        th.patch_sweep(model, x, clean, None, "a", lambda output: output)
