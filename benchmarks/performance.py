@@ -181,16 +181,19 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     lines = [INTRODUCTION, *machine()]
-    lines += overhead(options.rounds, options.models)
-    lines += bounds(options.rounds)
-    lines += peers(options.rounds, options.peer_models)
-    lines += scaling(options.rounds, options.steps)
-    lines += kernel(options.seconds)
-    lines.append(
-        f"Load average of the machine as the benchmarks began: {load:.1f}, and as they ended: {os.getloadavg()[0]:.1f}, "
-        "the benchmark's own 1 included."
-    )
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for part in (
+        overhead(options.rounds, options.models),
+        bounds(options.rounds),
+        peers(options.rounds, options.peer_models),
+        scaling(options.rounds, options.steps),
+        kernel(options.seconds),
+    ):
+        lines += part
+        told = (
+            f"Load average of the machine as the benchmarks began: {load:.1f}, and after the last part above: "
+            f"{os.getloadavg()[0]:.1f}, the benchmark's own 1 included."
+        )
+        PAGE.write_text("\n".join([*lines, told]) + "\n", encoding="utf-8")  # after each part: the whole takes long
     print(PAGE)
 
 
