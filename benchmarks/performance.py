@@ -54,6 +54,11 @@ width 256, 4 x 128 tokens), `resnet` (ResNet-18-like, 4 x 3 x 112 x 112), `tiny4
 but the cost of a call), `tiny2001` (2,000 of them).
 """
 
+BUSY = (
+    "**The machine was busy**: more processes wanted to run than it has cores. Differences of a fifth mean nothing in the"
+    " tables, and the microseconds are too many; run `make benchmarks` again on a quiet one."
+)
+
 
 def run(module: str, *arguments: str) -> list[dict[str, Any]]:
     """Run a benchmark in a process of its own and read the JSON objects that it prints."""
@@ -181,6 +186,8 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     lines = [INTRODUCTION, *machine()]
+    if load > (os.cpu_count() or 1):
+        lines += [BUSY, ""]
     for part in (
         overhead(options.rounds, options.models),
         bounds(options.rounds),
