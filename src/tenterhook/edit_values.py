@@ -241,6 +241,6 @@ def _mean(on: _On, source: Any) -> np.ndarray:
                 f"mean_of at {site}: the recorded tensors differ in more than the batch size: {sorted({a.shape for a in arrays})}"
             )
         count = sum(len(array) for array in arrays)
-        return sum(array.sum(0, dtype=np.float64) for array in arrays)[None] / count
+        return np.sum([array.sum(0, dtype=np.float64) for array in arrays], axis=0)[None] / count
 
     return _once(on, source, ("mean", site), read)

@@ -170,7 +170,7 @@ class _Taken:
         return self.handle
 
 
-def put_in_layer(table: OrderedDict[int, Any], key: int, layer: int) -> None:
+def put_in_layer(table: Any, key: int, layer: int) -> None:
     """Move a new hook of ours ahead of those of ours that belong to later layers; hooks of others keep their places."""
     behind = False
     for other in list(table):
