@@ -32,14 +32,27 @@ Numbers: TypeAlias = "int | Iterable[int] | None"
 
 
 class EditHandle(Handle):
-    """One edit, on one place or on many: ``.fired``, ``.live``, ``.remove()``; removes itself at the end of a ``with``."""
+    """One edit, on one place or on many: ``.fired``, ``.live``, ``.remove()``; removes itself at the end of a ``with``.
 
-    __slots__ = ("rule", "select")
+    With a single edit the session can go without a name, and ends with the handle:
+    ``with th.edit(model).output("layer3", th.edits.scale(0.5)): model(x)``.
+    """
 
-    def __init__(self, rule: Rule, select: str) -> None:
+    __slots__ = ("editor", "rule", "select")
+
+    def __init__(self, editor: Editor, rule: Rule, select: str) -> None:
         super().__init__(())
+        self.editor = editor
         self.rule = rule
         self.select = select
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if self.editor.is_only(self):
+            return self.editor.__exit__(kind, error, traceback)
+        self.remove()
+        return False
 
     def describe(self) -> dict[str, Any]:
         """Say what it is as plain data, as ``recording.json`` holds it."""
@@ -74,6 +87,7 @@ class Editor:
         self._modules: dict[str, EditedModule] = {}
         self._handles: list[EditHandle] = []
         self._closed = False
+        self._entered = False
         self.stopped: StopForward | None = None
         self._stack = self._backend.seeing_everything(model)
         self._told = self._stack.__enter__()
@@ -175,7 +189,7 @@ class Editor:
         ]
         chosen = resolve(select, entries, what="parameter")
         rule = _rule("param_grad", value, None, None, step, allow)
-        handle = EditHandle(rule, ", ".join(describe(select)))
+        handle = EditHandle(self, rule, ", ".join(describe(select)))
         try:
             if isinstance(value, EditValue) and value.options.get("together"):
                 self._together(handle, value, chosen)
@@ -246,7 +260,7 @@ class Editor:
         rule = _rule(kind, value, slot, call, step, allow)
         fn = (lambda value, address: None) if value is None and kind in ("skip", "stop") else None
         fn = fn or value_function(value, self._backend, kind)
-        handle = EditHandle(rule, ", ".join(describe(select)))
+        handle = EditHandle(self, rule, ", ".join(describe(select)))
         try:
             for entry in chosen:
                 site = HookSite(kind, entry.path, fn)
@@ -325,7 +339,12 @@ class Editor:
             lines = [f"  {one.select} {one.rule.kind} {described(one.rule.value)}: {_reason(one)}" for one in idle]
             warnings.warn("edits that never ran:\n" + "\n".join(lines), TenterhookWarning, stacklevel=4)
 
+    def is_only(self, handle: EditHandle) -> bool:
+        """Whether a handle is all that there is of this session: its only edit, while no ``with`` holds the session itself."""
+        return not self._entered and self._handles == [handle]
+
     def __enter__(self) -> Self:
+        self._entered = True
         return self
 
     def __exit__(

@@ -523,3 +523,27 @@ def test_what_is_checkpointed_is_edited_again(fw: Adapter) -> None:
         handle = edit.output("**.a", lambda v: v * 3)
         same(fw.run(net, loss_of(net), [X], wrt_inputs=True), expected)
         assert handle.fired == 1
+
+
+def test_a_session_of_one_edit_ends_with_its_handle(fw: Adapter) -> None:
+    net = mlp(fw)
+    plain = fw.array(net(fw.tensor(X)))
+    with th.edit(net).output("2", th.edits.scale(2)) as handle:
+        close(fw.array(net(fw.tensor(X))), plain * 2)
+    np.testing.assert_array_equal(fw.array(net(fw.tensor(X))), plain)
+    assert not handle.live and repr(handle.editor).endswith("closed>")
+    with th.edit(net).stop("0") as handle:
+        net(fw.tensor(X))
+        raise AssertionError("not reached")
+    assert str(handle.editor.stopped.address) == "0:output#0@0"
+
+
+def test_a_patch_sweep(fw: Adapter) -> None:
+    net = net_with(fw)
+    with th.record(net, tensors=True) as clean:
+        expected = fw.array(net(fw.tensor(-X)))
+    sweep = th.patch_sweep(net, fw.tensor(X), clean, None, ["b"], lambda output: output[0, 1])
+    plain = fw.array(net(fw.tensor(X)))
+    close(sweep.values, [[plain[0, 1], expected[0, 1]]])
+    estimate = th.patch_sweep(net, fw.tensor(X), clean, None, ["b"], lambda output: output[0, 1], approximate=True)
+    close(estimate.values, sweep.values)
