@@ -254,12 +254,14 @@ class EditedModule:
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._begun.pop(threading.get_ident(), None) or self._session.tracker.begin(self._watched)
-        given = args, kwargs
+        new_args, new_kwargs = args, kwargs
         for edit in self._of("input", call):
-            given = self._edit_input(edit, call, *given)
-        return None if given[0] is args and given[1] is kwargs else given
+            new_args, new_kwargs = self._edit_input(edit, call, new_args, new_kwargs)
+        return None if new_args is args and new_kwargs is kwargs else (new_args, new_kwargs)
 
-    def _edit_input(self, edit: ModuleEdit, call: LiveCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _edit_input(
+        self, edit: ModuleEdit, call: LiveCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         bound = bind_arguments(self._names, args, kwargs)
         new: dict[str, Any] = {}
         edit.count()

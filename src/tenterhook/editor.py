@@ -46,13 +46,13 @@ class EditHandle(Handle):
         self.rule = rule
         self.select = select
 
-    def __exit__(
+    def __exit__(  # pyright: ignore[reportIncompatibleMethodOverride] - a stop ends here
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         if self.editor.is_only(self):
             return self.editor.__exit__(kind, error, traceback)
         self.remove()
-        return False
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Say what it is as plain data, as ``recording.json`` holds it."""
@@ -349,12 +349,12 @@ class Editor:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        mine = isinstance(error, StopForward) and error.owner is self
-        if mine:
-            self.stopped = error
+    ) -> bool | None:
+        # "| None": to type checkers what follows the statement then sees what was bound in it
+        stop = error if isinstance(error, StopForward) and error.owner is self else None
+        self.stopped = stop or self.stopped
         self._close(warn=error is None)
-        return mine
+        return stop is not None
 
     def _check_open(self) -> None:
         if self._closed:

@@ -176,8 +176,12 @@ class _Run:
 
     def several(self, edits: dict[str, Any], copies: int) -> list[float]:
         """Return the metric of each of several copies of the inputs that run in one batch."""
+        with self.backend.untracked():
+            return self._several(edits, copies)
+
+    def _several(self, edits: dict[str, Any], copies: int) -> list[float]:
         backend, types = self.backend, self.backend.tensor_types
-        with backend.untracked(), edit(self.model) as editor:
+        with edit(self.model) as editor:
             for path, value in edits.items():
                 editor.output(self.modules[path], value)
             if copies == 1:
