@@ -85,6 +85,8 @@ def test_features_are_stored_once_and_trained_on(tmp_path: Path) -> None:
     assert float(re.search(r"gets ([\d.]+)%", lines[2])[1]) > 80  # type: ignore[index]
     again = _run(str(EXAMPLES / "features_to_disk.py"), "features.thk", cwd=tmp_path).splitlines()
     assert again == ["storing from batch 29 on", *lines[1:]]
+
+
 def test_clipping_rescues_a_run_that_diverges(tmp_path: Path) -> None:
     lines = _run(str(EXAMPLES / "clip_gradients.py"), "--epochs", "3", cwd=tmp_path).splitlines()
     assert re.fullmatch(r"no clipping +last loss +nan  accuracy 0\.0\d+", lines[0])

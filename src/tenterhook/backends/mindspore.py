@@ -225,9 +225,7 @@ class MindSporeBackend:
     def bypass(self, module: nn.Cell, instead: Instead) -> CallHook:
         return put_on(CallHook(module, layer=Layer.EDIT, instead=instead))
 
-    def gradients(
-        self, fn: Callable[[Sequence[Any]], Any], at: Sequence[mindspore.Tensor]
-    ) -> list[mindspore.Tensor]:
+    def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[mindspore.Tensor]) -> list[mindspore.Tensor]:
         found = mindspore.grad(lambda *tensors: fn(tensors), tuple(range(len(at))))(*at)
         return list(found) if isinstance(found, (tuple, list)) else [found]
 
