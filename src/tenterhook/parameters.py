@@ -85,6 +85,9 @@ class ParameterWatch:
             for entry in capture.backend.parameters(model)
             if entry.path in by_path
         ]
+        if self._wants_gradient:
+            for one, name, _ in self._parameters:
+                one.ungraded[name] = "no backward pass reached it"
         self._taps: list[Detachable] = []
         self._before: list[tuple[Watched, str, Any, Any]] | None = None
         self._step = -1  # that has been begun
@@ -105,7 +108,9 @@ class ParameterWatch:
                     parameter,
                     partial(self._capture.guarded, self._gradient, watched, name),
                 )
-                if not isinstance(tap, str):
+                if isinstance(tap, str):
+                    watched.ungraded[name] = tap
+                else:
                     self._taps.append(tap)
         if not (self._wants_value or self._wants_update):
             return
@@ -124,6 +129,7 @@ class ParameterWatch:
         capture = self._capture
         if not (capture.active and watched.due):
             return
+        watched.ungraded.pop(name, None)
         # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
         running = capture.tracker.passes.current() if capture.tracker.reenters else None
         if running is None:

@@ -46,11 +46,12 @@ class RecordSummary:
         calls: number of calls recorded, forward and backward.
         values: number of tensors seen.
         steps: number of steps recorded.
-        cost_fraction: share of the run's time that was spent in our hooks.
+        cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
         partial: why something that was asked for is not in it; None when all is.
         nothing_called: whether no module was called at all.
+        told: what was changed for the run so that hooks see everything, as sentences.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class RecordSummary:
     size_bytes: int = 0
     partial: str | None = None
     nothing_called: bool = True
+    told: list[str] = field(default_factory=list)
 
 
 class _Model:
@@ -145,6 +147,7 @@ class ScriptRecorder:
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
+        self._met_ns = 0  # when the first model was called
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -170,6 +173,7 @@ class ScriptRecorder:
     def _begin(self, backend: Backend) -> Capture:
         """The first model decides which framework is recorded."""
         self._backend = backend
+        self._met_ns = time.perf_counter_ns()
         for name, value in backend.environment().items():
             if name not in ("rank", "world"):  # the folder was named by the launcher's variables, before any framework
                 setattr(self._manifest, name, value)
@@ -231,12 +235,14 @@ class ScriptRecorder:
             manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         manifest.models = [model.manifest for model in self._models]
         manifest.told = [sentence for told in self._told for sentence in told]
+        summary.told = manifest.told
         if self._capture is not None:
             manifest.steps = self._capture.tracker.steps_seen
-            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=wall)
+            since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
+            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
             manifest.partial = manifest.partial or self._capture.failure
             summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
-            summary.cost_fraction = manifest.cost.hook_seconds / max(wall - manifest.cost.hook_seconds, 1e-9)
+            summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
             self._log.close()

@@ -58,6 +58,7 @@ class Watched:
         "step",
         "step_calls",
         "type",
+        "ungraded",
         "wanted",
     )
 
@@ -78,6 +79,7 @@ class Watched:
         self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
         self.closed = False  # gets no hooks: they would change what runs
         self.lost = False  # somebody else took our hooks off
+        self.ungraded: dict[str, str] = {}  # parameters whose gradient has not come -> why, where it was asked for
         self.entry_parameters = 0
         self.call_count = 0
         self.gradient_count = 0

@@ -54,7 +54,7 @@ class Cost(msgspec.Struct, kw_only=True):
 
     Attributes:
         hook_seconds: time spent inside our hooks.
-        wall_seconds: time from the start of the recording to its end.
+        wall_seconds: time from the start of the recording (of a script: from the first call of a model) to its end.
         blocked_seconds: time the run waited for the disk (part of `hook_seconds`).
     """
 

@@ -78,6 +78,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
         rows.append(("why", why or "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
+    rows += [("told", sentence) for sentence in summary.told]
     rows.append(
         (
             "cost",

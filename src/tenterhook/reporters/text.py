@@ -115,6 +115,7 @@ def _print_verdict(console: Console, page: Page) -> None:
     if len(seen.models) > 1:
         rows.append(("models", ", ".join(seen.models)))
     rows.append(("cover", _cover(page.coverage)))
+    rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
 
 
