@@ -120,7 +120,7 @@ class Capture:
     def attach(self, watched: Watched) -> None:
         """Put hooks around the calls of a watched module."""
         module = watched.ref()
-        if module is None or watched.attachment is not None or watched.closed:
+        if self.closed or module is None or watched.attachment is not None or watched.closed:
             return
         if watched.resting is not None:
             watched.attachment, watched.resting = watched.resting, None
@@ -235,18 +235,16 @@ class Capture:
 
     def begin_running_call(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call that the framework has begun already; aliases of its inputs come too late and are left out."""
-        wants, self._wants_grad_input = self._wants_grad_input, False
-        try:
-            call = self.tracker.begin(watched)
-            if self.tracker.stale:
-                self._record_stale()
-            if watched.wanted and watched.due and self.active:
-                self._before(call, module, args, kwargs)
-        finally:
-            self._wants_grad_input = wants
+        call = self.tracker.begin(watched)
+        if self.tracker.stale:
+            self._record_stale()
+        if watched.wanted and watched.due and self.active:
+            self._before(call, module, args, kwargs, alias=False)
 
     # --- forward ---------------------------------------------------------------------------------------------------
-    def _before(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before(
+        self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, alias: bool = True
+    ) -> Any:
         call.followed = True
         call.recorded = self.options.recompute or call.phase != "recompute"
         if self._listener is not None:
@@ -254,7 +252,7 @@ class Capture:
         if self._wants_input and call.recorded:
             for slot, tensor in argument_leaves(bind_arguments(call.watched.input_names, args, kwargs), self._types):
                 self.value(call, "input", slot, tensor)
-        return self._alias_inputs(call, module, args, kwargs) if self._wants_grad_input else None
+        return self._alias_inputs(call, module, args, kwargs) if alias and self._wants_grad_input else None
 
     def _after(self, call: LiveCall, now: int, module: Any, output: Any) -> None:
         if call.recorded:
@@ -512,11 +510,16 @@ class Capture:
         return replace_arguments(names, args, kwargs, aliases.by_slot)
 
     # --- handing over ----------------------------------------------------------------------------------------------
-    def flush(self) -> None:
-        """Hand all rows gathered so far to the sink."""
-        with self._lock:
+    def flush(self, *, wait: bool = True) -> bool:
+        """Hand all rows gathered so far to the sink; False if some thread is busy with them and ``wait`` is not."""
+        if not self._lock.acquire(blocking=wait):
+            return False
+        try:
             self._flush_calls()
             self._flush_values()
+        finally:
+            self._lock.release()
+        return True
 
     def _flush_calls(self) -> None:
         if self._calls:

@@ -322,19 +322,21 @@ class Editor:
         if self._closed:
             return
         self._closed = True
-        self._gathering.close()
-        sites = self._sites()
-        reasons = self._reasons()
-        for site, rule in sites:
-            site.reason = self._why(site, rule, reasons) or None
-        idle = [handle for handle in self._handles if not handle.fired and not any(s.recomputed for s in handle.sites)]
-        for handle in self._handles:
-            handle.remove()
-        for module in self._modules.values():
-            module.close()
-        self._steps.remove()
-        self._stack.__exit__(None, None, None)
-        active_edits.closed(self)
+        try:
+            self._gathering.close()
+            sites = self._sites()
+            reasons = self._reasons()
+            for site, rule in sites:
+                site.reason = self._why(site, rule, reasons) or None
+            idle = [one for one in self._handles if not one.fired and not any(s.recomputed for s in one.sites)]
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            for module in self._modules.values():
+                module.close()
+            self._steps.remove()
+            self._stack.__exit__(None, None, None)
+            active_edits.closed(self)
         if warn and idle:
             lines = [f"  {one.select} {one.rule.kind} {described(one.rule.value)}: {_reason(one)}" for one in idle]
             warnings.warn("edits that never ran:\n" + "\n".join(lines), TenterhookWarning, stacklevel=4)

@@ -49,7 +49,9 @@ def _run(ref: weakref.ref[Capture], stop: threading.Event, interval: float) -> N
         if capture is None or capture.closed:
             return
         try:
-            capture.flush()
+            capture.flush(
+                wait=False
+            )  # a signal may close the recording while the lock is held, and wait for this thread
         except Exception as error:  # a fault of ours ends the recording, never the run
             # Hooks stay on and do nothing: to take them off from here would change tables that a call may be going through.
             capture.failure = capture.failure or f"{type(error).__name__}: {error}"

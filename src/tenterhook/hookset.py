@@ -241,8 +241,8 @@ class HookSet(ProcessHooks):
             return
         self._closed = True
         self._waiting = None
-        self._gathering.close()
         try:
+            self._gathering.close()
             reasons = self._reasons()
             for site in self.sites:
                 site.reason = reasons.why(site) or None

@@ -97,6 +97,18 @@ class ParameterWatch:
         if self._step == self._capture.tracker.step:
             return
         self._step = self._capture.tracker.step
+        self.resume()
+        if not (self._wants_value or self._wants_update):
+            return
+        with self._capture.backend.untracked():
+            if self._wants_value:
+                for watched, name, parameter in self._shaped():
+                    self._capture.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
+            if self._wants_update:
+                self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
+
+    def resume(self) -> None:
+        """Put the taps on gradients on, where they are not."""
         if self._wants_gradient and not self._taps:
             for watched, name, parameter in self._parameters:
                 module = watched.ref()
@@ -112,14 +124,6 @@ class ParameterWatch:
                     watched.ungraded[name] = tap
                 else:
                     self._taps.append(tap)
-        if not (self._wants_value or self._wants_update):
-            return
-        with self._capture.backend.untracked():
-            if self._wants_value:
-                for watched, name, parameter in self._shaped():
-                    self._capture.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
-            if self._wants_update:
-                self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
 
     def _shaped(self) -> list[tuple[Watched, str, Any]]:
         """All parameters of this step's modules but those of lazy ones that have not run yet."""

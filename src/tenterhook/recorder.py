@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -188,7 +189,8 @@ class Recorder:
             self._weights = WeightUse(self._backend, self._model)
             self._edits = self._stack.enter_context(watching_edits())
             self._told = self._stack.enter_context(self._backend.seeing_everything(hidden))
-            self._on(self._backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
+            stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
+            self._on(self._backend.on_optimizer_step(stepped))
             self._stack.callback(self._capture.detach)
             if self._ops is not None:
                 self._stack.callback(self._ops.close)
@@ -217,11 +219,24 @@ class Recorder:
             if self._parameters is not None:
                 self._parameters.close()
             self._capture.close()
+        except Exception as fault:  # a fault of ours: it must not stand in the way of the user's own exception
+            if self._capture.options.on_error == "raise" and error is None:
+                raise
+            self._capture.stop(f"{type(fault).__name__}: {fault}")
         finally:
             self._stack.close()
-            self._sink.close(self._finished_manifest(), self._modules())
+            self._sink.close(self._finished_manifest(), self._modules_at_end(error))
             if isinstance(self._sink, MemorySink):
                 self._sink.before_read = None
+
+    def _modules_at_end(self, error: BaseException | None) -> pa.Table:
+        try:
+            return self._modules()
+        except Exception as fault:
+            if self._capture.options.on_error == "raise" and error is None:
+                raise
+            self._manifest.partial = self._manifest.partial or f"the modules could not be listed: {fault}"
+            return table_of([])
 
     def __enter__(self) -> Self:
         return self.start()
@@ -232,7 +247,7 @@ class Recorder:
     # --- steps and sampling ----------------------------------------------------------------------------------------
     def step(self) -> None:
         """Say that a step has ended. From the first call on, nothing else ends a step in this session."""
-        self._capture.tracker.user_stepped()
+        self._capture.guarded(self._capture.tracker.user_stepped)
 
     def pause(self) -> None:
         """Take the hooks off until :meth:`resume`; steps go on being counted."""
@@ -273,6 +288,8 @@ class Recorder:
 
     def _resume_hooks(self) -> None:
         self._capture.active = True
+        if self._parameters is not None:
+            self._parameters.resume()
         step = self._capture.tracker.step
         for watched in self._watched:
             watched.due = step % watched.every == 0 or not self._sampling.by_pattern
@@ -464,6 +481,12 @@ def record(
         )
     entries = backend.entries(model)
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
+    if keeps and tensors is not True:
+        resolve(tensors, entries, require_callable=True)
+    for pattern in sampling.rates:
+        resolve(pattern, entries, require_callable=True)
+    if budget is not None and to is None:
+        raise TenterhookError("budget= is for tensors that are written to disk\n  give to=, or leave budget= out")
     manifest = start_manifest(
         **backend.environment(), select=", ".join(describe(select)), kinds=sorted(wanted), note=note,
         tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,6 +80,7 @@ class _Model:
         self.structure = [(one.path, one.type) for one in watched]
         self.manifest = model_manifest(module, name, watched)
         self.parameters: ParameterWatch | None = None
+        self.looked_at = -1  # step in which its modules were listed again last
         self.weights: WeightUse | None = None
 
 
@@ -181,7 +183,8 @@ class ScriptRecorder:
         self._capture.active = self._sampling.wants(0)
         if self._log is not None:
             self._log.summary = backend.summary
-        self._attachments.append(backend.on_optimizer_step(self._capture.tracker.optimizer_stepped))
+        stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
+        self._attachments.append(backend.on_optimizer_step(stepped))
         self._stack.callback(Flusher(self._capture).stop)
         return self._capture
 
@@ -342,7 +345,10 @@ class ScriptRecorder:
         self._by_module = {key: one for key, one in self._by_module.items() if id(one) not in gone}
 
     def _join(self, capture: Capture, model: _Model, root: Any, module: Any) -> bool:
-        """Look whether ``module`` has become part of a known model since that was met."""
+        """Look whether ``module`` has become part of a known model since that was met; once a step, since it is a long look."""
+        if model.looked_at == capture.tracker.step:
+            return False
+        model.looked_at = capture.tracker.step
         fresh = watch_model(
             capture.backend, root, model.name, self._select, self._tensors, lenient=True, matched=self._matched
         )

@@ -2,7 +2,7 @@
 
 Forward hooks and tensor hooks only: module backward hooks break in-place layers, are mute for nested outputs and fire
 early where no input needs a gradient. Private torch names are used where no public one exists
-(``_current_graph_task_id``, ``_functorch``); ``tests/backends`` fails where a torch release renames them.
+(``_current_graph_task_id``, ``_functorch``); the tests in ``tests/semantics`` fail where a torch release renames them.
 """
 
 from __future__ import annotations

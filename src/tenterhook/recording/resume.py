@@ -89,7 +89,9 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         take_over(target, folder, manifest)
         files = rank_files(folder, manifest.rank)
         ends = {table: _ends(files, table) for table in ("calls", "values")}
-        step = old.steps if whole else max(0, min(end["step"] for end in ends.values()))
+        # without a value at all (gradients that never came) the calls alone tell how far it went
+        reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
+        step = old.steps if whole else max(0, min(reached))
         manifest.resumed = [*old.resumed, step]
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1

@@ -65,7 +65,7 @@ class DiskSink:
         resume: go on with a recording that is there (see `resumed`); a new one where there is none.
         flush_interval: seconds.
         queue_limit: bytes that may wait in memory.
-        budget: bytes that may be written before tensors are no longer stored; rows go on.
+        budget: bytes of tensors that may be stored; then tensors stop and rows go on.
         roll_bytes: size at which a stream is turned into Parquet.
         shard_bytes: size at which a new shard of tensors begins.
 
@@ -150,7 +150,10 @@ class DiskSink:
             self._tensors_stopped = f"the budget of {self._budget} bytes was reached at {key}"
             _log.warning("%s: %s; tensors are no longer stored, rows are", self.path, self._tensors_stopped)
             return False
-        return self._put(_Item("tensors", array.nbytes, array, key))
+        if not self._put(_Item("tensors", array.nbytes, array, key)):
+            return False
+        self._accepted += array.nbytes
+        return True
 
     def flush(self) -> None:
         """Return when all that was handed over is in the files."""
@@ -189,7 +192,6 @@ class DiskSink:
         if self._foreign():
             return False
         if not self._closed and self._worker.queue.put(item, item.size):
-            self._accepted += item.size
             return True
         self._worker.lost += item.rows
         return False
