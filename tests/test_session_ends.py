@@ -130,3 +130,21 @@ def test_a_signal_in_the_middle_of_a_measurement_ends_the_run(tmp_path: Path) ->
         finally:
             process.kill()
     assert th.open(tmp_path / "run.thk").manifest.complete
+
+
+def test_a_call_that_was_cut_off_takes_no_later_one_with_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with th.record(model) as rec:
+        with th.edit(model) as edit:
+            edit.stop("encoder.0")
+            model.encoder(torch.ones(1, 2))
+        for _ in range(3):
+            _train(model.encoder, optimizer)
+    calls = [call for call in rec.order() if call.path == "encoder" and call.phase == "forward"]
+    assert [(call.step, call.call, call.depth) for call in calls][1:] == [(0, 1, 0), (1, 0, 0), (2, 0, 0)]

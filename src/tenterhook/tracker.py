@@ -209,6 +209,11 @@ def _nothing(*arguments: object) -> None:
     pass
 
 
+def _is_inside(one: Watched, other: Watched) -> bool:
+    """Whether a module stands inside another in their model, so that nothing is amiss if it is called there."""
+    return one.model == other.model and not one.is_root and (other.is_root or one.path.startswith(f"{other.path}."))
+
+
 class Tracker:
     """Follows the calls of one session.
 
@@ -283,7 +288,7 @@ class Tracker:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        elif stack and watched.is_root:
+        elif stack and not _is_inside(watched, stack[-1].watched):
             self._unwind(stack)
         outer = stack[-1] if stack else None
         repeats = False
