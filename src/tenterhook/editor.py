@@ -21,7 +21,7 @@ from tenterhook.handles import Handle, HookSite
 from tenterhook.parameters import tap_parameter
 from tenterhook.reasons import NO_GRADIENT_HERE, SiteReasons, WeightUse
 from tenterhook.replacing import allowed
-from tenterhook.select import Entry, Selection, describe, resolve
+from tenterhook.selection import Entry, Selection, describe, resolve
 from tenterhook.text_table import text_table
 from tenterhook.tracker import Tracker, Watched
 
@@ -109,7 +109,7 @@ class Editor:
         """Change what the selected modules return.
 
         Args:
-            select: which modules (see :mod:`tenterhook.select`).
+            select: which modules (see :mod:`tenterhook.selection`).
             value: ``fn(value)`` or ``fn(value, address)`` that returns the new value, or None to leave it alone; or one of
                 :mod:`tenterhook.edits`. A function is given the whole value, an edit value its only tensor.
             slot: which part of a nested value, ``"[0]"``; ``"**"`` for every tensor in it, each by itself.

@@ -20,7 +20,7 @@ from tenterhook.parameters import tap_parameter
 from tenterhook.process_hooks import ProcessHooks
 from tenterhook.reasons import SiteReasons, WeightUse
 from tenterhook.replacing import allowed
-from tenterhook.select import Entry, Selection, resolve
+from tenterhook.selection import Entry, Selection, resolve
 from tenterhook.text_table import text_table
 
 __all__ = ["HookSet", "hooks"]
@@ -65,7 +65,7 @@ class HookSet(ProcessHooks):
         """Call ``fn(module, args)`` before each call of the selected modules.
 
         Args:
-            select: which modules (see :mod:`tenterhook.select`).
+            select: which modules (see :mod:`tenterhook.selection`).
             fn: returns None, or the new positional arguments as a tuple (a bare tensor stands for a single one).
             with_kwargs: call ``fn(module, args, kwargs)``, which returns None or ``(args, kwargs)``.
             with_name: the module's path comes first: ``fn(name, module, args)``.

@@ -16,7 +16,7 @@ from tenterhook.errors import SelectionError
 from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
-from tenterhook.select import Entry, Selection, resolve
+from tenterhook.selection import Entry, Selection, resolve
 from tenterhook.tracker import Watched
 
 __all__ = ["model_manifest", "model_name", "modules_rows", "table_of", "unmatched", "watch_model"]

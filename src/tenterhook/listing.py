@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tenterhook.backends import InstalledHook, find_backend
-from tenterhook.select import Selection, resolve
+from tenterhook.selection import Selection, resolve
 from tenterhook.text_table import text_table
 
 __all__ = ["InstalledHooks", "SelectedModule", "SelectedModules", "installed_hooks", "select"]
@@ -90,7 +90,7 @@ def select(model: Any, selection: Selection = None) -> SelectedModules:
 
     Args:
         model: a torch ``Module`` or MindSpore ``Cell``.
-        selection: see :mod:`tenterhook.select`; all modules by default.
+        selection: see :mod:`tenterhook.selection`; all modules by default.
 
     Raises:
         HookError: ``model`` is no module.

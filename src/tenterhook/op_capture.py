@@ -18,7 +18,7 @@ from tenterhook.backends import Backend
 from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.handles import in_callback
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.tracker import LiveCall, Watched
 from tenterhook.values import leaves
 

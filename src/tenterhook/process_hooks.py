@@ -13,7 +13,7 @@ from tenterhook.event_hooks import LoadHook, OptimizerHook
 from tenterhook.function_hooks import FunctionHook, describe_owner
 from tenterhook.handles import Handle, HookSite, check_signature
 from tenterhook.replacing import allowed
-from tenterhook.select import Entry, Selection, resolve
+from tenterhook.selection import Entry, Selection, resolve
 
 __all__ = ["ProcessHooks"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from tenterhook.backends import Backend
 from tenterhook.gathering import Gathering
 from tenterhook.handles import HookSite
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 
 __all__ = [
     "NO_GRADIENT_HERE",

@@ -31,7 +31,7 @@ from tenterhook.recording.recording import Recording
 from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
 from tenterhook.sampling import Sampling
-from tenterhook.select import Selection, describe, resolve
+from tenterhook.selection import Selection, describe, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -421,7 +421,7 @@ def record(
 
     Args:
         model: a torch ``Module`` or MindSpore ``Cell``.
-        select: which modules (see :mod:`tenterhook.select`); all by default.
+        select: which modules (see :mod:`tenterhook.selection`); all by default.
         kinds: of ``input``, ``output``, ``grad_input``, ``grad_output``, ``param``, ``param_grad``, ``update``; by default
             output and grad_output, with ``tensors`` input too. With ``grad_input`` the gradients of a tensor that is used
             several times inside a module, and outside of it as well, are summed in another order: last bits may change.

@@ -16,7 +16,7 @@ from tenterhook.backends import Backend, find_backend
 from tenterhook.editor import edit
 from tenterhook.errors import EditError, TenterhookError
 from tenterhook.recording import converters
-from tenterhook.select import Entry, Selection, resolve
+from tenterhook.selection import Entry, Selection, resolve
 from tenterhook.values import leaves, rebuild
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Region, Suspendable
 from tenterhook.backward_passes import OutermostPasses
 from tenterhook.recording.blocks import Site
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.values import ParameterNames
 
 __all__ = ["LiveCall", "Tracker", "Watched"]

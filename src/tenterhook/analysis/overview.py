@@ -9,7 +9,7 @@ from typing import Any
 from tenterhook.address import Address, Kind, format_place, split_op
 from tenterhook.errors import NotRecordedError, SelectionError
 from tenterhook.recording import Recording
-from tenterhook.select import Entry, resolve
+from tenterhook.selection import Entry, resolve
 from tenterhook.stats import STATISTICS
 
 __all__ = ["Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]

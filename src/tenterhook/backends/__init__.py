@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from tenterhook.backends._editing import EditingMethods, Instead, Layer
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.stats import RowBuffer
 
 __all__ = [

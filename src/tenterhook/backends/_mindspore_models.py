@@ -12,7 +12,7 @@ from mindspore.common.recompute import _RecomputeCell, _WrapCell
 from tenterhook.backends import ParameterEntry
 from tenterhook.backends._mindspore_seams import OPTIMIZERS
 from tenterhook.errors import UnsupportedError
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 
 __all__ = ["blind_spots", "check", "has_optimizer", "is_compiled", "list_cells", "list_parameters"]
 

@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from tenterhook.backends import ParameterEntry
 from tenterhook.errors import UnsupportedError
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 
 __all__ = [
     "blind_spots",

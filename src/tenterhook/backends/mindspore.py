@@ -40,7 +40,7 @@ from tenterhook.backends._mindspore_seams import executor, is_differentiating, r
 from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
 
 __all__ = ["BACKEND", "MindSporeBackend"]

@@ -44,7 +44,7 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
 
 __all__ = ["BACKEND", "TorchBackend"]

@@ -40,7 +40,7 @@ from tenterhook.backends._toy_tensors import (
 )
 from tenterhook.errors import UnsupportedError
 from tenterhook.recording.shards import dtype_named
-from tenterhook.select import Entry
+from tenterhook.selection import Entry
 from tenterhook.stats import RowBuffer
 
 __all__ = ["BACKEND", "SGD", "Linear", "Module", "Parameter", "ReLU", "Sequential", "Tensor", "ToyBackend", "no_grad"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tenterhook._globs import glob_pattern
 from tenterhook.errors import SelectionError
-from tenterhook.select import Entry, describe, resolve
+from tenterhook.selection import Entry, describe, resolve
 
 
 class Layer:
