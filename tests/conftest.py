@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+
+from hypothesis import settings
+
+# CI asks the same questions each time; elsewhere new ones are asked. Time limits say more of the machine than of the code.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if "CI" in os.environ else "dev")
 
 pytest_plugins = ["pytester", "tests.hook_leaks"]
 

@@ -250,7 +250,18 @@ def _parquet(path: Path, name: str, columns: list[str] | None, filters: Filters 
         for column in table.column_names:
             if not schema.field(column).nullable and table[column].null_count:
                 raise RecordingError(f"{path} is damaged: its column {column} has rows without a value")
+            _check_text(table[column])
         return table if columns is None else table.select(columns)
+
+
+def _check_text(column: pa.ChunkedArray) -> None:
+    """Refuse text that is none: Parquet's reader hands damaged bytes on as they are."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        for chunk in column.chunks:
+            chunk.dictionary.validate(full=True)
+    elif pa.types.is_string(kind):
+        column.validate(full=True)
 
 
 def _stream(path: Path, name: str, notes: dict[str, str] | None = None) -> pa.Table:
