@@ -101,6 +101,7 @@ class Watched:
         """Go on where a module of the same place and make has left off."""
         self.call_count, self.gradient_count = old.call_count, old.gradient_count
         self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
+        self.sites = old.sites
         self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
         old.step_calls = deque()  # its calls refer to it: what is gone must not be kept by a cycle
 
