@@ -217,11 +217,11 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         if one.lost:
             return "hooks were removed by somebody else"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
-    if one.ungraded:
-        reasons = dict.fromkeys(one.ungraded.values())
-        return f"no gradient of {', '.join(one.ungraded)}: {'; '.join(reasons)}"
     if "grad_output" in capture.options.kinds and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
         return NO_GRADIENT_HERE if seen.gradients_came else NO_GRADIENT_YET
+    if one.ungraded:
+        reasons = dict.fromkeys(one.ungraded.values())
+        return f"no gradient of {', '.join(one.ungraded)}: {'; '.join(reasons)}"
     return None

@@ -483,7 +483,7 @@ def record(
     resolve(select, entries, require_callable=True, parameters=[entry.name for entry in backend.parameters(model)])
     if keeps and tensors is not True:
         resolve(tensors, entries, require_callable=True)
-    for pattern in sampling.rates:
+    for pattern in sampling.rates if sampling.by_pattern else ():
         resolve(pattern, entries, require_callable=True)
     if budget is not None and to is None:
         raise TenterhookError("budget= is for tensors that are written to disk\n  give to=, or leave budget= out")

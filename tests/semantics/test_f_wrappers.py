@@ -149,7 +149,10 @@ def test_adapters_are_modules_of_their_own() -> None:
     assert forward_paths(rec) == ["", "0", "0.base_layer", "0.lora_A.default", "0.lora_B.default", "1", "2"]
     gradients = {row["path"] for row in rec.table("values").to_pylist() if row["kind"] == "param_grad"}
     assert gradients == {"0.lora_A.default", "0.lora_B.default"}
-    assert missing(rec) == {"0.base_layer": "no gradient: requires_grad=False"}
+    assert missing(rec) == {
+        "0.base_layer": "no gradient: requires_grad=False",
+        "2": "no gradient of weight, bias: requires_grad=False",
+    }
 
 
 def test_the_real_peft() -> None:
