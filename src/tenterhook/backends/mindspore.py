@@ -135,14 +135,16 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        hold = Hold(eager=model is not None)
+        eager = model is not None
+        del model  # a suspended frame would keep it alive
+        hold = Hold(eager=eager)
         told: list[str] = []  # gets a sentence for each compiled function as it is met
         STATE.told.append(told)
-        self._eager_sessions += model is not None
+        self._eager_sessions += eager
         try:
             yield told
         finally:
-            self._eager_sessions -= model is not None
+            self._eager_sessions -= eager
             STATE.told = [one for one in STATE.told if one is not told]
             hold.release()
 
