@@ -16,7 +16,7 @@ import mindspore
 from tenterhook.backends._mindspore_passes import after_pass, in_pass, run_after_pass
 from tenterhook.backends._mindspore_seams import executor
 
-__all__ = ["Tap", "tap_tensor", "version_of", "why_no_gradient"]
+__all__ = ["Tap", "tap_tensor", "taps_on", "version_of", "why_no_gradient"]
 
 
 def why_no_gradient(tensor: mindspore.Tensor) -> str | None:
@@ -117,6 +117,12 @@ def _port_of(tensor: mindspore.Tensor) -> _Port:
 
     _ports[key] = (weakref.ref(tensor, forget), port)
     return port
+
+
+def taps_on(tensor: mindspore.Tensor) -> list[Tap]:
+    """List the taps that are on a tensor now."""
+    ref, port = _ports.get(id(tensor), (None, None))
+    return list(port.taps) if port is not None and ref is not None and ref() is tensor else []
 
 
 def tap_tensor(

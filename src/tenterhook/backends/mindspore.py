@@ -32,6 +32,7 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
+from tenterhook.backends._mindspore_installed import list_hooks
 from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
@@ -117,9 +118,9 @@ class MindSporeBackend:
         return register_load_post_hook(module, fn)
 
     def installed_hooks(self, model: nn.Cell) -> list[InstalledHook]:
-        raise UnsupportedError("the hooks on a MindSpore cell cannot be listed\n  print(hooks) shows those of th.hooks")
+        return list_hooks(model, self.blind_spots(model))
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpMode:
         tell_once(MISSES)
         return OpMode(listener)
 
