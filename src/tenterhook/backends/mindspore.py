@@ -38,7 +38,7 @@ from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
-from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
+from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
@@ -165,7 +165,7 @@ class MindSporeBackend:
             return "requires_grad=False"
         if accumulated:
             return "MindSpore keeps no running sum of gradients: they are what value_and_grad returns"
-        return tap_tensor(parameter, fn, None, None, edits=edits)
+        return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         return tensor.view(tensor.shape)
