@@ -26,6 +26,7 @@ from tenterhook.backends import (
     Instead,
     Layer,
     OpListener,
+    OpTrace,
     ParameterEntry,
     Region,
     Summary,
@@ -334,7 +335,7 @@ class ToyBackend:
             for hook in vars(entry.module)["hooks"]
         ]
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpTrace:
         raise UnsupportedError("the toy framework tells nobody of its functional calls\n  record without ops=True")
 
     def owns_forward(self, module: Module) -> bool:
