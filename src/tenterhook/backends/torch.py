@@ -257,7 +257,7 @@ class TorchBackend:
     def installed_hooks(self, model: nn.Module) -> list[InstalledHook]:
         return list_hooks(model)
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpMode:
         return OpMode(listener)
 
     def owns_forward(self, module: nn.Module) -> bool:
