@@ -160,9 +160,7 @@ class OpCapture:
             call.forward = repeated[len(ops) - 1]  # a recomputation makes the same calls in the same order
             call.number = call.forward.number
             return
-        step, count = watched.numbers.get(call.thread, (call.step, 0))
-        call.number = count if step == call.step else 0
-        watched.numbers[call.thread] = call.step, call.number + 1
+        call.number = watched.next_number(call.thread, call.step)
         watched.call_count += 1
 
     def _follows(self, watched: Watched) -> bool:

@@ -11,14 +11,15 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 from tenterhook.backends import Backend
 from tenterhook.backward_passes import OutermostPasses
-from tenterhook.calls import MOST_REPEATED, LiveCall, Watched
+from tenterhook.calls import LiveCall, Watched
+from tenterhook.native_calls import NATIVE
 
 __all__ = ["Tracker"]
 
@@ -83,7 +84,8 @@ class Tracker:
         self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self.passes = OutermostPasses(backend)
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
-        self._sequence = itertools.count()
+        self._sequence: Iterator[int] = itertools.count()
+        self._engine: Any = None
         self._lock = threading.Lock()
         self._local = threading.local()
         self._thread_numbers = itertools.count()
@@ -126,8 +128,18 @@ class Tracker:
     def go_on(self, step: int, seq: int, start_ns: int) -> None:
         """Go on where an earlier session ended: with this step and event, so many nanoseconds from the start."""
         self.step = step
-        self._sequence = itertools.count(seq)
         self._origin_ns -= start_ns
+        if self._engine is None:
+            self._sequence = itertools.count(seq)
+        else:
+            self._engine.seq, self._engine.origin_ns = seq, self._origin_ns
+
+    def use(self, engine: Any) -> None:
+        """Have the native path follow the plain calls of this session; before any other is followed."""
+        self._sequence = self._engine = engine
+        engine.origin_ns = self._origin_ns
+        engine.follows = self.follows_calls
+        engine.busy += (self._reruns, self.passes.running, self.stale)
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
@@ -138,6 +150,8 @@ class Tracker:
             stack = self._stacks[thread] = []
         elif stack and not _is_inside(watched, stack[-1].watched):
             self._unwind(stack)
+        elif stack and self._engine is not None:
+            NATIVE.set_outer(watched, stack[-1].watched)
         outer = stack[-1] if stack else None
         repeats = False
         if self._backward_token() != -1 or (self._reruns and thread in self._reruns):
@@ -154,7 +168,8 @@ class Tracker:
         self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
             self.passes.forward_begins(threading.get_ident())
-            self._number(call)
+            with self._lock:
+                watched.begin_call(call)
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
             if repeats is not None:
@@ -162,6 +177,8 @@ class Tracker:
         for region in call.regions:  # those in a region that is run again are new ones
             region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
         stack.append(call)
+        if self._engine is not None and len(stack) == 1:
+            self._engine.enter(stack, thread)
         return call
 
     def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
@@ -185,26 +202,6 @@ class Tracker:
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
         call.regions = outer.regions if outer is not None and known else self._regions()
-
-    def _number(self, call: LiveCall) -> None:
-        watched = call.watched
-        numbers = watched.numbers
-        with self._lock:
-            if watched.step != call.step:
-                watched.step = call.step
-                watched.step_calls = deque(maxlen=MOST_REPEATED)
-                watched.recomputed = 0
-            last = numbers.get(call.thread)
-            if last is None or last[0] != call.step:
-                if len(numbers) > 1:
-                    for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
-                        del numbers[thread]  # threads come and go
-                last = call.step, 0
-            call.number = last[1]
-            numbers[call.thread] = call.step, call.number + 1
-            watched.call_count += 1
-        if not call.regions:
-            watched.step_calls.append(call)
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -261,10 +258,15 @@ class Tracker:
             self._unwind(stack)
         return stack[-1] if stack else None
 
+    def take_stale(self) -> list[LiveCall]:
+        """Return the calls that were found to have ended past all hooks since this was asked last."""
+        stale = self.stale[:]
+        self.stale.clear()
+        return stale
+
     def abandon(self) -> Iterator[LiveCall]:
         """Yield the calls that are still open, innermost first, and forget them (an interrupt, the session's end)."""
-        stale, self.stale = self.stale, []
-        yield from stale
+        yield from self.take_stale()
         for stack in list(self._stacks.values()):
             while stack:
                 yield stack.pop()
@@ -273,6 +275,8 @@ class Tracker:
     def release(self) -> None:
         """Let go of the session, which is over."""
         self._on_step_begin = self._on_step_end = _nothing
+        if self._engine is not None:
+            self._engine.close()
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:

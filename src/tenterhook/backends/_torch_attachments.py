@@ -12,14 +12,14 @@ from typing import Any
 from tenterhook.backends import Suspendable
 from tenterhook.errors import HookError
 
-__all__ = ["Attachment", "iterated", "remove_late"]
+__all__ = ["Attachment", "iterated", "late_removals", "put_in_layer", "remove_late"]
 
 _removals = itertools.count(1)
 _lock = threading.Lock()
 
 
 _being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
-_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+late_removals: list[Any] = []  # handles whose table was being walked through when they were to go
 
 
 @contextlib.contextmanager
@@ -35,10 +35,10 @@ def iterated(table: Any) -> Iterator[None]:
 
 def remove_late(but: Any = None) -> None:
     """Take off the hooks that could not go when they were to."""
-    for handle in _to_remove[:]:
+    for handle in late_removals[:]:
         table = handle.hooks_dict_ref()
         if table is not but and not any(table is one for one in _being_iterated):
-            _to_remove.remove(handle)
+            late_removals.remove(handle)
             handle.remove()
 
 
@@ -68,7 +68,7 @@ class Attachment(Suspendable):
         for handle in handles:
             table = handle.hooks_dict_ref()
             if any(table is one for one in _being_iterated):
-                _to_remove.append(handle)
+                late_removals.append(handle)
             else:
                 handle.remove()
         remove_late()

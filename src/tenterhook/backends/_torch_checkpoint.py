@@ -19,10 +19,18 @@ import torch
 
 from tenterhook.backends._torch_attachments import Attachment
 
-__all__ = ["Region", "is_early_stop", "is_recomputing", "regions", "was_changed_by"]
+__all__ = [
+    "Region",
+    "is_early_stop",
+    "is_recomputing",
+    "regions",
+    "tells_saved_hooks",
+    "top_saved_tensor_hooks",
+    "was_changed_by",
+]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
-_top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
@@ -53,10 +61,10 @@ class Region:
 
 def regions() -> Sequence[Region]:
     """Return the checkpointed regions around the forward that runs now; cheap where gradients are tracked and there is none."""
-    if torch.is_grad_enabled() and _top_saved_tensor_hooks is not None and _top_saved_tensor_hooks(False) is None:
+    if torch.is_grad_enabled() and top_saved_tensor_hooks is not None and top_saved_tensor_hooks(False) is None:
         return ()
     found: list[Region] = []
-    hooks = _top_saved_tensor_hooks(False) if _top_saved_tensor_hooks is not None else None
+    hooks = top_saved_tensor_hooks(False) if top_saved_tensor_hooks is not None else None
     if hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", ""):
         names = hooks[0].__code__.co_freevars
         _collect(found, dict(zip(names, hooks[0].__closure__, strict=True))["frame"].cell_contents, "recompute_fn")
@@ -71,6 +79,11 @@ def regions() -> Sequence[Region]:
             if running is not None:
                 _collect(found, running.f_locals.get("new_frame"), "recompute_fn")
     return found
+
+
+def tells_saved_hooks() -> bool:
+    """Whether this release of torch tells the newest hooks on saved tensors."""
+    return top_saved_tensor_hooks is not None
 
 
 def _collect(found: list[Region], owner: Any, attribute: str) -> None:

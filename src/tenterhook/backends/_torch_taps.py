@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tenterhook.native_calls import NATIVE
+
 __all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
@@ -44,6 +46,9 @@ class _Port:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
+Port: Any = _Port if NATIVE is None else NATIVE.Port
+
+
 class Tap:
     """One callback on the gradient of one tensor."""
 
@@ -69,7 +74,7 @@ class Tap:
             return
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
-        if not port.taps:
+        if not port.taps and port.handle is not None:
             port.handle.remove()
 
 
@@ -113,14 +118,14 @@ def _has_plain_base(tensor: torch.Tensor) -> bool:
 
 def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
-    port: _Port | None = None
+    port: Any = None
     if hooks:
         for hook in hooks.values():
-            if isinstance(hook, _Port):
+            if isinstance(hook, Port):
                 port = hook
                 break
     if port is None:
-        port = _Port()
+        port = Port()
         port.handle = tensor.register_hook(port)
     taps = port.taps
     tap = Tap(port, fn, module, owner)

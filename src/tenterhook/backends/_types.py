@@ -7,12 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from tenterhook.native_calls import FrameworkParts
+
 __all__ = [
     "After",
     "Before",
     "Detachable",
     "Failed",
     "InstalledHook",
+    "NativeBackend",
     "OpListener",
     "OpTrace",
     "ParameterEntry",
@@ -62,6 +65,28 @@ class Suspendable(Detachable):
 
     def resume(self) -> None:
         """Put them on again, after those that are on by now."""
+        raise NotImplementedError
+
+
+class NativeBackend:
+    """A backend whose framework has what the native path of a recording needs; to derive from, as above."""
+
+    def native_parts(self) -> FrameworkParts | None:
+        """Return what the native path calls; None where this release of the framework lacks something."""
+        raise NotImplementedError
+
+    def attach_native(
+        self, module: Any, before: Before, after: After, failed: Failed, *, native: tuple[Any, Any]
+    ) -> Detachable:
+        """Put callbacks around every call of ``module``, as ``attach`` does; what is plain goes the native path.
+
+        Args:
+            module: the module.
+            before: called before a call that is not plain.
+            after: called after it.
+            failed: called where it has raised.
+            native: the engine, and the place of the module in it.
+        """
         raise NotImplementedError
 
 

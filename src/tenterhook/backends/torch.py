@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -29,6 +30,7 @@ from tenterhook.backends import (
     InstalledHook,
     Instead,
     Layer,
+    NativeBackend,
     OpListener,
     ParameterEntry,
     Summary,
@@ -36,7 +38,7 @@ from tenterhook.backends import (
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
-from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
+from tenterhook.backends._torch_attachments import Attachment, iterated, late_removals, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
@@ -44,6 +46,7 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
+from tenterhook.native_calls import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
 
@@ -159,7 +162,7 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend:
+class TorchBackend(NativeBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
@@ -214,16 +217,38 @@ class TorchBackend:
         *,
         layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
+        return self._attach(module, before, after, failed, layer=layer, native=None)
+
+    def attach_native(
+        self, module: nn.Module, before: Before, after: After, failed: Failed, *, native: tuple[Any, Any]
+    ) -> Detachable:
+        return self._attach(module, before, after, failed, layer=Layer.OBSERVE, native=native)
+
+    @staticmethod
+    def _attach(
+        module: nn.Module,
+        before: Before | None,
+        after: After | None,
+        failed: Failed | None,
+        *,
+        layer: Layer,
+        native: tuple[Any, Any] | None,
+    ) -> Detachable:
         handles: list[Any] = []
         try:
             if before is not None:
-                hook = _BeforeHook(before, layer)
+                hook: Any = _BeforeHook(before, layer)
+                if native is not None:
+                    hook = NATIVE.Before(*native, hook, layer)
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=layer == Layer.FIRST))
                 put_in_layer(module._forward_pre_hooks, handles[-1].id, layer)
             if after is not None or failed is not None:
+                hook = _AfterHook(after, failed, layer)
+                if native is not None:
+                    hook = NATIVE.After(*native, hook, layer)
                 handles.append(
                     module.register_forward_hook(
-                        _AfterHook(after, failed, layer),
+                        hook,
                         with_kwargs=True,
                         always_call=failed is not None,
                         prepend=layer == Layer.FIRST,
@@ -235,6 +260,23 @@ class TorchBackend:
                 handle.remove()
             raise
         return Attachment(handles)
+
+    def native_parts(self) -> FrameworkParts | None:
+        exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if exchange is None or not checkpoint.tells_saved_hooks():
+            return None
+        return FrameworkParts(
+            exchange=exchange,
+            tensor_types=tuple(_PLAIN),
+            graph_task=_current_graph_task,
+            grads_on=torch.is_grad_enabled,
+            saved_hooks=checkpoint.top_saved_tensor_hooks,
+            inference_on=torch.is_inference_mode_enabled,
+            is_neg=torch._C.TensorBase.is_neg,  # type: ignore[attr-defined]
+            is_view=torch._C.TensorBase._is_view,  # type: ignore[attr-defined]
+            new_hooks=OrderedDict,
+            unusual=(late_removals,),
+        )
 
     def running_modules(self) -> list[Any]:
         return models.running_modules()
