@@ -162,7 +162,7 @@ static PyObject *around_call(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     int has = !module ? -1 : !self->on ? 0 : has_hooks(self->engine, module);
     if (has > 0) { /* from now on ours are hooks, too, in their place among the others */
-        PyObject *done = PyObject_CallFunctionObjArgs(self->give_way, NULL);
+        PyObject *done = PyObject_CallNoArgs(self->give_way ? self->give_way : Py_None);
         has = done ? 1 : -1;
         Py_XDECREF(done);
     }
@@ -209,6 +209,28 @@ static PyObject *around_reduce(PyObject *object, PyObject *ignored)
     return nothing_parts;
 }
 
+/* TorchScript's tracer asks this of a module's attributes before it takes them over, and cannot take over this one. */
+static PyObject *around_modifier(PyObject *object, void *closure)
+{
+    Engine *engine = ((Around *)object)->engine;
+    PyObject *all = engine && engine->arounds ? PyDict_Values(engine->arounds) : PyList_New(0);
+    (void)closure;
+    for (Py_ssize_t i = 0; all && i < PyList_Size(all); i++) {
+        PyObject *give_way = ((Around *)PyList_GetItem(all, i))->give_way;
+        PyObject *done = give_way && give_way != Py_None ? PyObject_CallNoArgs(give_way) : (Py_INCREF(Py_None), Py_None);
+        Py_XDECREF(done);
+        if (!done) Py_CLEAR(all);
+    }
+    if (all) PyErr_SetString(PyExc_AttributeError, "_torchscript_modifier");
+    Py_XDECREF(all);
+    return NULL;
+}
+
+static PyGetSetDef around_getset[] = {
+    {"_torchscript_modifier", around_modifier, NULL, "none; has hooks take the place of all of the session", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef around_methods[] = {
     {"__deepcopy__", around_copy, METH_O, NULL},
     {"__reduce__", around_reduce, METH_NOARGS, NULL},
@@ -226,7 +248,7 @@ static PyMemberDef around_members[] = {
 static PyType_Slot around_slots[] = {
     {Py_tp_new, around_new},         {Py_tp_dealloc, around_dealloc}, {Py_tp_traverse, around_traverse},
     {Py_tp_clear, around_clear},     {Py_tp_call, around_call},       {Py_tp_methods, around_methods},
-    {Py_tp_members, around_members}, {Py_tp_doc, "Around(engine, place, module, before, after, failed, elsewhere): what runs a module's calls."},
+    {Py_tp_members, around_members}, {Py_tp_getset, around_getset}, {Py_tp_doc, "Around(engine, place, module, before, after, failed, elsewhere): what runs a module's calls."},
     {0, NULL},
 };
 

@@ -23,6 +23,7 @@ typedef struct {
     PyObject *before, *values_of, *value, *came, *fault, *calls_full, *values_full, *acquire, *release, *owner, *clock;
     PyObject *busy; /* tuple of containers: while one has something in it all goes the way through Python */
     PyObject *outer_passes;
+    PyObject *arounds; /* id -> what stands around the calls of a module */
     PyObject *global_tables; /* tuple of the tables of hooks on all modules */
     /* where we are */
     PyObject *stack;
@@ -39,7 +40,7 @@ typedef struct {
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
     DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
     DO(new_hooks) DO(export_owner) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
-    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(stack) DO(calls) DO(values) DO(measured)
+    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
 
 static PyTypeObject *Engine_Type;
 static const KernelApi *kernel;
@@ -406,7 +407,7 @@ static PyMemberDef engine_members[] = {
     OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
     OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
-    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(calls_recorded),
+    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(calls_recorded),
     NUMBER(values_recorded), NUMBER(hook_ns), FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),
     FLAG(wants_grad_output), FLAG(measures), FLAG(plain), {NULL, 0, 0, 0, NULL},
 };

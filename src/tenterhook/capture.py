@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, NativeBackend, Suspendable
+from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
@@ -68,9 +68,19 @@ class Capture:
         engine.wants_input, engine.wants_output = self._wants_input, self._wants_output
         engine.wants_grad_output = self._wants_grad_output
         engine.before, engine.values_of, engine.fault = self._inputs, self._values_of, self._fault
-        self.tracker.use(engine)
+        self.tracker.use(engine, self._put_back)
         self.rows.use(engine)
         self._gradients.use(engine)
+
+    def _put_back(self) -> None:
+        """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""
+        for watched in self.watched:
+            if (
+                watched.attachment is not None
+                and not watched.attachment.live
+                and isinstance(watched.attachment, Yielding)
+            ):
+                watched.attachment.give_way()
 
     @property
     def closed(self) -> bool:

@@ -31,7 +31,8 @@ CALLS: str = "python" if NATIVE is None else "native"
 
 if NATIVE is not None and _kernel is not None:
     # a copy or a pickle of a hook of ours: takes anything, returns None, and loads where tenterhook is not installed
-    NATIVE.connect(_kernel.api, contextlib.nullcontext().__exit__, (getattr, (contextlib.nullcontext(), "__exit__")))
+    _inert = contextlib.nullcontext().__exit__
+    NATIVE.connect(_kernel.api, _inert, (getattr, (contextlib.nullcontext(), "__exit__")), (_inert, (None, None, None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class FrameworkParts:
         is_view: whether a tensor is a view.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
+        global_tables: the tables of hooks on all modules; None where nothing can stand around a module's calls but hooks.
     """
 
     exchange: Any
@@ -61,6 +63,7 @@ class FrameworkParts:
     is_view: Any
     new_hooks: Any
     unusual: tuple[Any, ...]
+    global_tables: tuple[Any, ...] | None = None
 
 
 def measured_by(buffer: RowBuffer) -> Any:
@@ -80,6 +83,8 @@ def new_engine(parts: FrameworkParts | None) -> Any:
     for name in ("graph_task", "grads_on", "saved_hooks", "inference_on", "is_neg", "is_view", "new_hooks"):
         setattr(engine, name, getattr(parts, name))
     engine.busy = parts.unusual
+    engine.global_tables = parts.global_tables
+    engine.arounds = {}
     engine.tensor_types = parts.tensor_types
     engine.dtype_names = (*DTYPE_CODES, "cpu")
     return engine

@@ -86,6 +86,7 @@ class Tracker:
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence: Iterator[int] = itertools.count()
         self._engine: Any = None
+        self._put_back: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._local = threading.local()
         self._thread_numbers = itertools.count()
@@ -134,8 +135,14 @@ class Tracker:
         else:
             self._engine.seq, self._engine.origin_ns = seq, self._origin_ns
 
-    def use(self, engine: Any) -> None:
-        """Have the native path follow the plain calls of this session; before any other is followed."""
+    def use(self, engine: Any, put_back: Callable[[], None]) -> None:
+        """Have the native path follow the plain calls of this session; before any other is followed.
+
+        Args:
+            engine: the native path.
+            put_back: called at an outermost call where something has lost its place around the calls of a module.
+        """
+        self._put_back = put_back
         self._sequence = self._engine = engine
         engine.origin_ns = self._origin_ns
         engine.follows = self.follows_calls
@@ -274,13 +281,15 @@ class Tracker:
 
     def release(self) -> None:
         """Let go of the session, which is over."""
-        self._on_step_begin = self._on_step_end = _nothing
+        self._on_step_begin = self._on_step_end = self._put_back = _nothing
         if self._engine is not None:
             self._engine.close()
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:
         """Decide which step an outermost call belongs to."""
+        if self._engine is not None and not NATIVE.all_in_place(self._engine.arounds):
+            self._put_back()
         if self._steps_by == "optimizer" and self.step and not self._calls_in_step and not self._tracks_gradients():
             return self.step - 1  # evaluation between training steps goes with the step that has just ended
         if not watched.is_root or thread != self._home_thread or self._in_backward():

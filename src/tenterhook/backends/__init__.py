@@ -27,6 +27,7 @@ from tenterhook.backends._types import (
     Region,
     Summary,
     Suspendable,
+    Yielding,
 )
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
@@ -50,6 +51,7 @@ __all__ = [
     "Region",
     "Summary",
     "Suspendable",
+    "Yielding",
     "find_backend",
     "loaded_backends",
     "settle_alias",

@@ -73,6 +73,13 @@ class Attachment(Suspendable):
                 handle.remove()
         remove_late()
 
+    def put_first(self) -> None:
+        """Move the hooks in front of all others."""
+        for handle in self._handles:
+            table = handle.hooks_dict_ref()
+            if table is not None and handle.id in table:
+                table.move_to_end(handle.id, last=False)
+
     def suspend(self) -> bool:
         """Take the hooks off until :meth:`resume`, at less than the cost of removing them and putting on new ones.
 

@@ -24,7 +24,6 @@ __all__ = [
     "is_early_stop",
     "is_recomputing",
     "regions",
-    "tells_saved_hooks",
     "top_saved_tensor_hooks",
     "was_changed_by",
 ]
@@ -79,11 +78,6 @@ def regions() -> Sequence[Region]:
             if running is not None:
                 _collect(found, running.f_locals.get("new_frame"), "recompute_fn")
     return found
-
-
-def tells_saved_hooks() -> bool:
-    """Whether this release of torch tells the newest hooks on saved tensors."""
-    return top_saved_tensor_hooks is not None
 
 
 def _collect(found: list[Region], owner: Any, attribute: str) -> None:

@@ -7,6 +7,7 @@ or is compiled, ours are hooks in its tables, in front of those that came later.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from torch.nn.modules import module as _module_registries
 
 from tenterhook.backends._torch_attachments import Attachment, late_removals
 from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
-from tenterhook.backends._types import Suspendable
+from tenterhook.backends._types import Yielding
 from tenterhook.native_calls import NATIVE, FrameworkParts
 
 __all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts"]
@@ -51,6 +52,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
     )
 
 
+@functools.cache
 def _can_stand_around() -> bool:
     """Whether this release of torch runs what we put around a module's calls; counts the references that there are to it then."""
     if NATIVE is None or None in _GLOBAL_TABLES or getattr(_call, "__name__", "") != "_wrapped_call_impl":
@@ -58,13 +60,18 @@ def _can_stand_around() -> bool:
     module = nn.Module()
     holders = [NATIVE.Around()] * 2  # an attachment and its engine
     module.__dict__[_ATTRIBUTE] = holders[0]
-    module.forward = lambda: module  # type: ignore[method-assign]
-    return module() is None
+    try:
+        return module() is None
+    except NotImplementedError:  # it has been passed by
+        return False
 
 
 def attach_around(
-    module: nn.Module, native: tuple[Any, Any], handlers: tuple[Any, Any, Any], put_hooks: Callable[[nn.Module], Attachment]
-) -> Suspendable:
+    module: nn.Module,
+    native: tuple[Any, Any],
+    handlers: tuple[Any, Any, Any],
+    put_hooks: Callable[[nn.Module], Attachment],
+) -> Attachment | NativeAttachment:
     """Stand around the calls of a module where that is right, else put hooks on.
 
     Args:
@@ -105,10 +112,14 @@ def give_way(module: nn.Module) -> None:
 
 def hooks_around(value: Any) -> dict[str, Any]:
     """Return the hooks that something found among a module's attributes stands for, by their kind."""
-    return {"forward_pre": value.before, "forward": value.hook} if NATIVE is not None and type(value) is NATIVE.Around else {}
+    return (
+        {"forward_pre": value.before, "forward": value.after}
+        if NATIVE is not None and type(value) is NATIVE.Around
+        else {}
+    )
 
 
-class NativeAttachment(Suspendable):
+class NativeAttachment(Yielding):
     """Ours around the calls of one module, or hooks in its tables since it has got others."""
 
     __slots__ = ("_around", "_engine", "_hooks", "_put_hooks", "_ref", "removed")

@@ -22,6 +22,7 @@ __all__ = [
     "Region",
     "Summary",
     "Suspendable",
+    "Yielding",
 ]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
@@ -65,6 +66,14 @@ class Suspendable(Detachable):
 
     def resume(self) -> None:
         """Put them on again, after those that are on by now."""
+        raise NotImplementedError
+
+
+class Yielding(Suspendable):
+    """Something around a module's calls that hooks can take the place of; to derive from, as above."""
+
+    def give_way(self) -> None:
+        """Have hooks take its place; nothing where they have."""
         raise NotImplementedError
 
 

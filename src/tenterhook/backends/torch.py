@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -38,10 +38,11 @@ from tenterhook.backends import (
 from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
-from tenterhook.backends._torch_attachments import Attachment, iterated, late_removals, put_in_layer, remove_late
+from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
+from tenterhook.backends._torch_native import attach_around, give_way, native_parts
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
@@ -217,15 +218,20 @@ class TorchBackend(NativeBackend):
         *,
         layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
-        return self._attach(module, before, after, failed, layer=layer, native=None)
+        give_way(module)
+        return self._put_hooks(module, before, after, failed, layer=layer, native=None)
 
     def attach_native(
         self, module: nn.Module, before: Before, after: After, failed: Failed, *, native: tuple[Any, Any]
     ) -> Detachable:
-        return self._attach(module, before, after, failed, layer=Layer.OBSERVE, native=native)
+        give_way(module)
+        put_hooks = partial(
+            self._put_hooks, before=before, after=after, failed=failed, layer=Layer.OBSERVE, native=native
+        )
+        return attach_around(module, native, (_BeforeHook(before, Layer.OBSERVE), after, failed), put_hooks)
 
     @staticmethod
-    def _attach(
+    def _put_hooks(
         module: nn.Module,
         before: Before | None,
         after: After | None,
@@ -233,7 +239,7 @@ class TorchBackend(NativeBackend):
         *,
         layer: Layer,
         native: tuple[Any, Any] | None,
-    ) -> Detachable:
+    ) -> Attachment:
         handles: list[Any] = []
         try:
             if before is not None:
@@ -262,21 +268,7 @@ class TorchBackend(NativeBackend):
         return Attachment(handles)
 
     def native_parts(self) -> FrameworkParts | None:
-        exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        if exchange is None or not checkpoint.tells_saved_hooks():
-            return None
-        return FrameworkParts(
-            exchange=exchange,
-            tensor_types=tuple(_PLAIN),
-            graph_task=_current_graph_task,
-            grads_on=torch.is_grad_enabled,
-            saved_hooks=checkpoint.top_saved_tensor_hooks,
-            inference_on=torch.is_inference_mode_enabled,
-            is_neg=torch._C.TensorBase.is_neg,  # type: ignore[attr-defined]
-            is_view=torch._C.TensorBase._is_view,  # type: ignore[attr-defined]
-            new_hooks=OrderedDict,
-            unusual=(late_removals,),
-        )
+        return native_parts(tuple(_PLAIN))
 
     def running_modules(self) -> list[Any]:
         return models.running_modules()
