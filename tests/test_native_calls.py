@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
-from tenterhook.native_calls import NATIVE
+from tenterhook.native import NATIVE
 from tests.five_models import MODELS, train
 from tests.properties.test_nothing_changed import EXAMPLES
 from tests.properties.trees import WIDTH, Boom, Spec, build, specs, unwrap

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Detachable, Region, Suspendable
-from tenterhook.native_calls import NATIVE
+from tenterhook.native import NATIVE
 from tenterhook.recording.blocks import Site
 from tenterhook.selection import Entry
 from tenterhook.values import ParameterNames

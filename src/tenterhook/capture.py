@@ -16,7 +16,7 @@ from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
-from tenterhook.native_calls import new_engine
+from tenterhook.native import new_engine
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture

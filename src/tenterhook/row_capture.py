@@ -10,7 +10,7 @@ from typing import Any
 
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Watched
-from tenterhook.native_calls import measured_by
+from tenterhook.native import measured_by
 from tenterhook.recording.blocks import CallBlock, ValueBlock
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import Tracker

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from tenterhook.backends import Backend
 from tenterhook.backward_passes import OutermostPasses
 from tenterhook.calls import LiveCall, Watched
-from tenterhook.native_calls import NATIVE
+from tenterhook.native import NATIVE
 
 __all__ = ["Tracker"]
 

@@ -21,7 +21,7 @@ from torch.nn.modules import module as _module_registries
 from tenterhook.backends._torch_attachments import Attachment, late_removals
 from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
 from tenterhook.backends._types import Yielding
-from tenterhook.native_calls import NATIVE, FrameworkParts
+from tenterhook.native import NATIVE, FrameworkParts
 
 __all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts"]
 
@@ -36,7 +36,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None or top_saved_tensor_hooks is None:
         return None
-    base: Any = torch._C.TensorBase  # type: ignore[attr-defined]
+    base: Any = torch._C.TensorBase
     return FrameworkParts(
         exchange=exchange,
         tensor_types=tensor_types,
@@ -105,7 +105,7 @@ def _called(module: nn.Module) -> nn.Module:
 
 def give_way(module: nn.Module) -> None:
     """Have hooks in the module's tables take the place of what stands around its calls: another hook is about to come."""
-    around = module.__dict__.get(_ATTRIBUTE)
+    around: Any = module.__dict__.get(_ATTRIBUTE)
     if NATIVE is not None and type(around) is NATIVE.Around and around.give_way is not None:
         around.give_way()
 
@@ -113,7 +113,7 @@ def give_way(module: nn.Module) -> None:
 def hooks_around(value: Any) -> dict[str, Any]:
     """Return the hooks that something found among a module's attributes stands for, by their kind."""
     return (
-        {"forward_pre": value.before, "forward": value.after}
+        {"forward_pre": value.hook_before, "forward": value.hook_after}
         if NATIVE is not None and type(value) is NATIVE.Around
         else {}
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tenterhook.native_calls import NATIVE
+from tenterhook.native import NATIVE
 
 __all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
 

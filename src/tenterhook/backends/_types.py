@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from tenterhook.native_calls import FrameworkParts
+from tenterhook.native import FrameworkParts
 
 __all__ = [
     "After",

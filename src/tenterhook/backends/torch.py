@@ -47,7 +47,7 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
-from tenterhook.native_calls import NATIVE, FrameworkParts
+from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
 
@@ -373,6 +373,7 @@ class TorchBackend(NativeBackend):
         return where(mask, new, old)
 
     def bypass(self, module: nn.Module, instead: Instead) -> Bypass:
+        give_way(module)
         return Bypass.on(module, instead)
 
     def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[torch.Tensor]) -> list[torch.Tensor]:

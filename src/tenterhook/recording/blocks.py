@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tenterhook.native_calls import NATIVE
+from tenterhook.native import NATIVE
 from tenterhook.recording.schema import CALLS, VALUES
 from tenterhook.stats import GROUP_DIGEST, GROUP_SKETCH, GROUP_STATISTICS, SKETCH_SIZE, STATISTICS, RowBuffer
 
@@ -73,7 +73,7 @@ def _used(codes: np.ndarray, objects: Sequence[Any]) -> tuple[np.ndarray, list[A
     places = np.flatnonzero(seen)
     renumbered = np.empty(len(objects) + 1, np.int32)
     renumbered[places] = np.arange(len(places), dtype=np.int32)
-    return renumbered[codes], [objects[place] if place < len(objects) else None for place in places]
+    return renumbered[codes], [objects[place] if place < len(objects) else None for place in places.tolist()]
 
 
 def _column(cells: np.ndarray, field: pa.Field, objects: Sequence[Any]) -> pa.Array:

@@ -139,7 +139,7 @@ static PyType_Slot table_slots[] = {
 };
 
 static PyType_Spec table_spec = {
-    .name = "tenterhook._calls.Table", .basicsize = sizeof(Table), .flags = Py_TPFLAGS_DEFAULT, .slots = table_slots};
+    .name = "tenterhook.native._calls.Table", .basicsize = sizeof(Table), .flags = Py_TPFLAGS_DEFAULT, .slots = table_slots};
 
 /* --- places: what is counted of a watched module -------------------------------------------------------------------- */
 #define MOST_REPEATED 64
@@ -366,7 +366,7 @@ static PyType_Slot place_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec place_spec = {.name = "tenterhook._calls.Place",
+static PyType_Spec place_spec = {.name = "tenterhook.native._calls.Place",
                                  .basicsize = sizeof(Place),
                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
                                  .slots = place_slots};
@@ -516,7 +516,7 @@ static PyType_Slot call_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec call_spec = {.name = "tenterhook._calls.LiveCall",
+static PyType_Spec call_spec = {.name = "tenterhook.native._calls.LiveCall",
                                 .basicsize = sizeof(Call),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 .slots = call_slots};

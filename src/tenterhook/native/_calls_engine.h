@@ -6,7 +6,7 @@
 
 #include "_calls_types.h"
 #include "_dlpack.h"
-#include "stats/_kernel_api.h"
+#include "../stats/_kernel_api.h"
 
 #define SAMPLED 13           /* as in capture.py: of so many handlers one is timed */
 #define LARGE_BYTES 32768    /* the kernel gives the GIL back for what is larger, so that the lock of the rows has to be held */
@@ -422,7 +422,7 @@ static PyType_Slot engine_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec engine_spec = {.name = "tenterhook._calls.Engine",
+static PyType_Spec engine_spec = {.name = "tenterhook.native._calls.Engine",
                                   .basicsize = sizeof(Engine),
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                   .slots = engine_slots};

@@ -79,7 +79,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}}
 
 static PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "tenterhook._calls",
+    .m_name = "tenterhook.native._calls",
     .m_doc = "The plain calls of modules, recorded without a frame of Python.",
     .m_methods = module_methods,
     .m_slots = module_slots,

@@ -108,11 +108,11 @@ static PyMemberDef hook_members[] = {
 
 static PyType_Slot before_slots[] = {HOOK_SLOTS(before_call)};
 static PyType_Slot after_slots[] = {HOOK_SLOTS(after_call)};
-static PyType_Spec before_spec = {.name = "tenterhook._calls.Before",
+static PyType_Spec before_spec = {.name = "tenterhook.native._calls.Before",
                                   .basicsize = sizeof(Hook),
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                   .slots = before_slots};
-static PyType_Spec after_spec = {.name = "tenterhook._calls.After",
+static PyType_Spec after_spec = {.name = "tenterhook.native._calls.After",
                                  .basicsize = sizeof(Hook),
                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                  .slots = after_slots};

@@ -1,6 +1,6 @@
 """The native call path, where it was built: plain calls of modules recorded without a frame of Python.
 
-The extension ``tenterhook._calls`` does for the plain case what :mod:`tenterhook.tracker`, :mod:`tenterhook.capture` and
+The extension ``tenterhook.native._calls`` does for the plain case what :mod:`tenterhook.tracker`, :mod:`tenterhook.capture` and
 :mod:`tenterhook.gradient_capture` do for every case, and writes the same rows. The environment variable
 ``TENTERHOOK_CALLS=python`` leaves it out.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from tenterhook.stats import DTYPE_CODES, RowBuffer
 
 try:
-    from tenterhook import _calls
+    from tenterhook.native import _calls
     from tenterhook.stats import _kernel
 except ImportError:  # built without a compiler: the Python code gives the same rows
     _calls = _kernel = None

@@ -226,7 +226,14 @@ static PyObject *around_modifier(PyObject *object, void *closure)
     return NULL;
 }
 
+static PyObject *around_nothing(PyObject *object, void *closure)
+{
+    (void)object, (void)closure;
+    Py_RETURN_NONE;
+}
+
 static PyGetSetDef around_getset[] = {
+    {"before", around_nothing, NULL, "what stood here before: nothing, or it would not have been put here", NULL},
     {"_torchscript_modifier", around_modifier, NULL, "none; has hooks take the place of all of the session", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -239,8 +246,8 @@ static PyMethodDef around_methods[] = {
 
 static PyMemberDef around_members[] = {
     {"on", T_BOOL, offsetof(Around, on), 0, "whether calls are followed"},
-    {"before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
-    {"after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
+    {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
+    {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
     {"give_way", T_OBJECT, offsetof(Around, give_way), 0, "has hooks in the module's tables take its place"},
     {NULL, 0, 0, 0, NULL},
 };
@@ -252,7 +259,7 @@ static PyType_Slot around_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec around_spec = {.name = "tenterhook._calls.Around",
+static PyType_Spec around_spec = {.name = "tenterhook.native._calls.Around",
                                   .basicsize = sizeof(Around),
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                   .slots = around_slots};
