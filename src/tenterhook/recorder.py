@@ -245,6 +245,16 @@ class Recorder:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(error)
 
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Self]:
+        """Record one call of ``fn``: ``output, rec = th.record(model, tensors=True).run(model, x)``.
+
+        Returns:
+            what ``fn`` returns, and this recorder, finished.
+        """
+        with self:
+            output = fn(*args, **kwargs)
+        return output, self
+
     # --- steps and sampling ----------------------------------------------------------------------------------------
     def step(self) -> None:
         """Say that a step has ended. From the first call on, nothing else ends a step in this session."""
