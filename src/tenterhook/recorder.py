@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
-from tenterhook.active_edits import EditWatch, edits_on, watching_edits
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
 from tenterhook.capture import Capture, CaptureOptions
@@ -154,7 +154,7 @@ class Recorder:
         self._state: Literal["new", "running", "closed"] = "new"
         self._paused = False
         self._told: Sequence[str] = ()
-        self._edits: EditWatch = []
+        self._edits: EditWatch | None = None
         self._began_ns = 0
         self._recording: Recording | None = None
         self._modules_known: object = None
@@ -342,7 +342,7 @@ class Recorder:
         )
         manifest.steps = self._capture.tracker.steps_seen
         manifest.partial = manifest.partial or self._capture.failure
-        manifest.edits = edits_on(self._edits, (one.ref() for one in self._watched))
+        manifest.edits = [] if self._edits is None else self._edits.on(one.ref for one in self._watched)
         manifest.told = list(self._told)
         return manifest
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import wrapt
 
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
@@ -146,6 +147,7 @@ class ScriptRecorder:
         self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
         self._told: list[Sequence[str]] = []
+        self._edits = EditWatch(())
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -156,6 +158,7 @@ class ScriptRecorder:
         """Wait for a framework's import, or take the one that is there."""
         self._running = True
         self._began_ns = time.perf_counter_ns()
+        self._edits = self._stack.enter_context(watching_edits())
         for framework in FRAMEWORKS:
             if framework in sys.modules:
                 self._framework_imported(framework)
@@ -237,6 +240,7 @@ class ScriptRecorder:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
         manifest.models = [model.manifest for model in self._models]
+        manifest.edits = self._edits.on(None)
         manifest.told = [sentence for told in self._told for sentence in told]
         summary.told = manifest.told
         if self._capture is not None:

@@ -444,6 +444,23 @@ def test_a_recording_holds_the_edits_that_were_made_meanwhile(fw: Adapter, tmp_p
     ]
 
 
+def test_a_recording_holds_the_edits_of_a_model_that_is_gone(fw: Adapter) -> None:
+    """What many sessions did in the same way is one entry."""
+    net = net_with(fw)
+    with th.record(net) as rec:
+        for factor in (0.5, 0.5, 2):
+            with th.edit(net) as edit:
+                edit.output("a", th.edits.scale(factor))
+                net(fw.tensor(X))
+        del net, edit
+        gc.collect()
+    said = {"kind": "output", "select": "a"}
+    assert rec.recording.manifest.edits == [
+        said | {"value": "scale(0.5)", "ran": 2},
+        said | {"value": "scale(2)", "ran": 1},
+    ]
+
+
 def test_a_table_of_edits_and_why_they_did_not_run(fw: Adapter) -> None:
     net = fw.module("Net", lambda self, x: self.a(x), a=fw.linear(W0, B0), unused=fw.relu())
     edit = th.edit(net).start()
@@ -629,6 +646,18 @@ def test_a_session_of_one_call(fw: Adapter) -> None:
     close(fw.array(th.edit(net).stop("a").run(net, fw.tensor(X))), first)
     with pytest.raises(RuntimeError, match="mine"):
         th.edit(net).output("a", raising).run(net, fw.tensor(X))
+    assert what_is_on(net) == before
+
+
+def test_recording_one_call(fw: Adapter) -> None:
+    net = net_with(fw)
+    expected, before = fw.array(net(fw.tensor(X))), what_is_on(net)
+    output, rec = th.record(net, tensors=True).run(net, fw.tensor(X))
+    np.testing.assert_array_equal(fw.array(output), expected)
+    np.testing.assert_array_equal(fw.array(rec["b"].output), expected)
+    assert rec.recording.manifest.complete and what_is_on(net) == before
+    with pytest.raises(RuntimeError, match="mine"):
+        th.record(net).run(raising, None)
     assert what_is_on(net) == before
 
 
