@@ -13,7 +13,7 @@ from typing import Any
 from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
-from tenterhook.call_hooks import change
+from tenterhook.changing import change
 from tenterhook.edit_values import EditValue
 from tenterhook.errors import EditError, HookError, StopForward
 from tenterhook.handles import HookSite, name_of

@@ -71,7 +71,8 @@ class HookSet(ProcessHooks):
             with_name: the module's path comes first: ``fn(name, module, args)``.
             prepend: run before the hooks that are on already.
             allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``; ``"detached"``
-                silences the warning about a replacement that cuts the graph.
+                silences the warning about a replacement that cuts the graph, and the one about a change in place that
+                is not differentiated.
 
         Raises:
             SelectionError: nothing matches, or a container that is never called is named.
@@ -315,8 +316,10 @@ def hooks(model: Any) -> HookSet:
         model(x).sum().backward()
     ```
 
-    Callbacks have the frameworks' own signatures; one that returns None leaves the value alone. ``print(hooks)`` shows
-    each hook, how often it fired, and why it did not.
+    Callbacks have the frameworks' own signatures; one that returns None leaves the value alone, and what another returns
+    takes its place. An :class:`~tenterhook.errors.EditError` refuses what cannot: another structure, shape, dtype or
+    device, and the value of an earlier call that was left alone then, as ``store.setdefault(name, output)`` gives it back.
+    ``print(hooks)`` shows each hook, how often it fired, and why it did not.
 
     Raises:
         HookError: ``model`` is no module.

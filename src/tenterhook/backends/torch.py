@@ -302,6 +302,17 @@ class TorchBackend:
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
 
+    def origin(self, tensor: torch.Tensor) -> object:
+        return tensor.grad_fn
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        try:
+            return tensor.data_ptr() or None
+        except RuntimeError:  # no storage of its own: functorch wrapper
+            return None
+
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 
