@@ -158,7 +158,8 @@ class HookSet(ProcessHooks):
     def param_grad(self, select: Selection, fn: Callable[..., Any], *, accumulated: bool = False) -> Handle:
         """Call ``fn(name, gradient)`` once a backward pass for each selected parameter.
 
-        Checkpointing with reentry runs a pass of its own for each region: a parameter of several regions comes in as many parts.
+        Checkpointing with reentry runs a pass of its own for each region. Under it the callback comes at the end of the whole
+        pass, with the sum of what a parameter got in all regions, and a new gradient is put into ``.grad`` then.
 
         Args:
             select: names of parameters: ``"*.weight"``, ``"**.bias"``, ``"features.0.weight"``.
@@ -170,7 +171,10 @@ class HookSet(ProcessHooks):
             for one in self._parameters
         ]
         modules = {entry.path: entry.module for entry in self._entries}
-        owners = {one.name: modules.get(one.path) for one in self._parameters}
+        users = {
+            one.name: [modules.get(name.rpartition(".")[0]) for name in (one.name, *one.aliases)]
+            for one in self._parameters
+        }
         chosen = resolve(select, entries, what="parameter")
         check_signature(fn, ("name", "gradient"), "param_grad")
         sites = []
@@ -178,10 +182,11 @@ class HookSet(ProcessHooks):
             site = HookSite("param_grad", entry.path, fn)
             tap = tap_parameter(
                 self._backend,
-                owners[entry.path],
+                users[entry.path][0],
                 entry.module,
                 GradientHook(self._backend, site, site.path),
                 accumulated=accumulated,
+                looks_at=users[entry.path],
             )
             if isinstance(tap, str):
                 site.reason = tap

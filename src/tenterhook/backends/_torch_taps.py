@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+from tenterhook.backends._torch_parts import Once, Parts
+
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
@@ -17,19 +20,25 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 class _Port:
     """The one hook that we keep on a tensor; runs its taps, the last module to have finished first."""
 
-    __slots__ = ("__weakref__", "handle", "ref", "taps")
+    __slots__ = ("__weakref__", "handle", "parts", "ref", "taps")
 
     __torch_unserializable__ = True  # tensors are pickled without it, and without torch's warning
 
     def __init__(self) -> None:
         self.taps: list[Tap] = []
         self.handle: Any = None
+        self.parts: Parts | None = None  # of a parameter, whose taps want the gradient of the whole pass
         self.ref = weakref.ref(self)
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        replaced = None
         if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
             return None
+        if self.parts is not None and self.parts.hold_back(gradient, self._run):
+            return None
+        return self._run(gradient)
+
+    def _run(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        replaced = None
         for tap in reversed(self.taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
@@ -80,9 +89,12 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def tap_tensor(
-    tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
-) -> Tap | str:
+def tap_parameter(parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> Tap:
+    """Put ``fn`` on the gradient that a backward pass brings to a parameter, once a pass: also where it comes in parts."""
+    return _insert(parameter, fn, None, None, edits=edits, whole=True)
+
+
+def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
 
     A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
@@ -95,7 +107,7 @@ def tap_tensor(
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
     if module is None or not tensor._is_view() or not _has_plain_base(tensor):
-        return _insert(tensor, fn, module, owner, edits=edits)
+        return _insert(tensor, fn, module, owner)
     behind = _Behind(tensor, fn)
     base = tensor._base
     assert base is not None
@@ -111,7 +123,15 @@ def _has_plain_base(tensor: torch.Tensor) -> bool:
     return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
 
 
-def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False) -> Tap:
+def _insert(
+    tensor: torch.Tensor,
+    fn: Callable[[Any], Any],
+    module: Any,
+    owner: object,
+    *,
+    edits: bool = False,
+    whole: bool = False,
+) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: _Port | None = None
     if hooks:
@@ -122,6 +142,8 @@ def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: 
     if port is None:
         port = _Port()
         port.handle = tensor.register_hook(port)
+    if whole and port.parts is None:
+        port.parts = Parts(tensor)
     taps = port.taps
     tap = Tap(port, fn, module, owner)
     place = len(taps)
@@ -182,7 +204,13 @@ class PostAccumulateTap:
     def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
         self.live = True
 
+        once = Once()
+
         def after_accumulation(leaf: torch.Tensor) -> None:
+            if self.live and leaf.grad is not None and not once.wait(partial(give, leaf)):
+                fn(leaf.grad)
+
+        def give(leaf: torch.Tensor) -> None:
             if self.live and leaf.grad is not None:
                 fn(leaf.grad)
 
