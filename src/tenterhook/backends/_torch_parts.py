@@ -85,55 +85,57 @@ def _region_frames() -> Iterator[FrameType]:
             yield frame
 
 
-class _Held:
-    """The sum so far, held by the pass that it belongs to."""
+class Sum:
+    """The sum of the parts so far; held by the pass that it belongs to."""
 
     __slots__ = ("__weakref__", "before", "total")
 
-    def __init__(self, total: Any, before: torch.Tensor | None) -> None:
-        self.total = total
-        self.before = before  # .grad as this pass found it
+    def __init__(self) -> None:
+        self.total: Any = None
+        self.before: torch.Tensor | None = None  # .grad as this pass found it
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Take one part in."""
+        with torch.no_grad():
+            # torch may go on adding to the very tensor that it gave us
+            self.total = gradient.clone() if self.total is None else self.total + gradient
 
 
 class Parts:
     """The parts of one parameter's gradient."""
 
-    __slots__ = ("_held", "_leaf")
+    __slots__ = ("_leaf", "_sum")
 
     def __init__(self, leaf: torch.Tensor) -> None:
         self._leaf = weakref.ref(leaf)
-        self._held: weakref.ref[_Held] | None = None
+        self._sum: weakref.ref[Sum] | None = None
 
-    def hold_back(self, gradient: torch.Tensor, give: Callable[[torch.Tensor], torch.Tensor | None]) -> bool:
-        """Take one part in, and give the sum at the end; False where this gradient is all there is to come.
+    def waiting(self, give: Callable[[torch.Tensor], torch.Tensor | None]) -> Sum | None:
+        """Return what this gradient is to be added to; None where it is all there is to come.
 
-        ``give`` is called with the gradient of the whole pass, and returns its replacement or None.
+        At the end of the outermost pass ``give`` is called with the sum, and returns its replacement or None.
         """
         place = _region()
-        held = None if self._held is None else self._held()
-        if held is not None:
-            with torch.no_grad():
-                held.total = held.total + gradient
-            return True
+        known = None if self._sum is None else self._sum()
         leaf = self._leaf()
-        if leaf is None:
-            return False
-        held = _Held(gradient, None)
-        if not _at_outermost_end(partial(self._end, held, give), *place):
-            return False
-        with torch.no_grad():
-            held.total = gradient.clone()  # torch may go on adding to this very tensor
-            held.before = None if leaf.grad is None else leaf.grad.clone()
-        self._held = weakref.ref(held)
-        return True
+        if known is not None or leaf is None:
+            return known
+        begun = Sum()
+        if not _at_outermost_end(partial(self._end, begun, give), *place):
+            return None
+        if leaf.grad is not None:
+            with torch.no_grad():
+                begun.before = leaf.grad.clone()
+        self._sum = weakref.ref(begun)
+        return begun
 
-    def _end(self, held: _Held, give: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        self._held = None
-        new = give(held.total)
+    def _end(self, whole: Sum, give: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._sum = None
+        new = give(whole.total)
         leaf = self._leaf()
         if new is not None and leaf is not None:
             with torch.no_grad():
-                leaf.grad = new if held.before is None else held.before + new
+                leaf.grad = new if whole.before is None else whole.before + new
 
 
 class Once:
@@ -142,19 +144,19 @@ class Once:
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: weakref.ref[_Held] | None = None
+        self._waiting: weakref.ref[Sum] | None = None
 
     def wait(self, fn: Callable[[], None]) -> bool:
         """Have ``fn`` called at the end of the outermost pass, if it is not waiting already; False where it can run now."""
         place = _region()
         if self._waiting is not None and self._waiting() is not None:
             return True
-        held = _Held(None, None)
-        if not _at_outermost_end(partial(self._end, held, fn), *place):
+        mark = Sum()
+        if not _at_outermost_end(partial(self._end, mark, fn), *place):
             return False
-        self._waiting = weakref.ref(held)
+        self._waiting = weakref.ref(mark)
         return True
 
-    def _end(self, held: _Held, fn: Callable[[], None]) -> None:
+    def _end(self, mark: Sum, fn: Callable[[], None]) -> None:
         self._waiting = None
         fn()

@@ -33,13 +33,19 @@ class _Port:
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
             return None
-        if self.parts is not None and self.parts.hold_back(gradient, self._run):
-            return None
-        return self._run(gradient)
+        whole = None if self.parts is None else self.parts.waiting(self._run_whole)
+        if whole is None:
+            return self._run(gradient, self.taps)
+        replaced = self._run(gradient, [tap for tap in self.taps if not tap.whole])
+        whole.add(gradient if replaced is None else replaced)
+        return replaced
 
-    def _run(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _run_whole(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._run(gradient, [tap for tap in self.taps if tap.whole])
+
+    def _run(self, gradient: torch.Tensor, taps: list[Tap]) -> torch.Tensor | None:
         replaced = None
-        for tap in reversed(self.taps[:]):
+        for tap in reversed(taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
                 if new is not None:
@@ -56,7 +62,7 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port", "whole")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
@@ -64,6 +70,7 @@ class Tap:
         self.module = None if module is None else id(module)
         self.owner = owner
         self.edits = False  # runs ahead of all that do not
+        self.whole = False  # wants the gradient of the whole pass, where it comes in parts
         self.live = True
         self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
@@ -146,6 +153,7 @@ def _insert(
         port.parts = Parts(tensor)
     taps = port.taps
     tap = Tap(port, fn, module, owner)
+    tap.whole = whole
     place = len(taps)
     if tap.module is not None:
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
