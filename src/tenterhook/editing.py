@@ -13,12 +13,13 @@ from typing import Any
 from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
+from tenterhook.calls import LiveCall, Watched
 from tenterhook.changing import change
 from tenterhook.edit_values import EditValue
 from tenterhook.errors import EditError, HookError, StopForward
 from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement
-from tenterhook.tracker import LiveCall, Tracker, Watched
+from tenterhook.tracker import Tracker
 from tenterhook.values import (
     ParameterNames,
     argument_leaves,

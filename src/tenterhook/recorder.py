@@ -16,7 +16,7 @@ from typing_extensions import Self
 from tenterhook.active_edits import EditWatch, edits_on, watching_edits
 from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
-from tenterhook.capture import Capture, CaptureOptions
+from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
@@ -30,6 +30,7 @@ from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
+from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
 
@@ -201,6 +202,7 @@ class Recorder:
         except BaseException:
             self._stack.close()
             self._state = "closed"
+            self._sink.abandon()
             raise
         return self
 
@@ -311,8 +313,8 @@ class Recorder:
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
         if self._state == "running":
-            self._capture.flush()
-            known = (self._capture.tracker.step, self._capture.calls_recorded, self._capture.values_recorded)
+            self._capture.rows.flush()
+            known = (self._capture.tracker.step, self._capture.rows.calls_recorded, self._capture.rows.values_recorded)
             if isinstance(self._sink, MemorySink) and known != self._modules_known:
                 self._modules_known = known
                 self._sink.write_modules(self._modules())
@@ -347,6 +349,11 @@ class Recorder:
                 self._sink.flush()
                 return open_recording(self._sink.path)
         return self._recording
+
+    @property
+    def ended_by(self) -> str | None:
+        """The exception that ended the session, ``"ValueError: bad batch"``; None where it ended well, or still runs."""
+        return self._manifest.error
 
     @property
     def told(self) -> list[str]:
@@ -387,7 +394,7 @@ class Recorder:
         return self.recording.save(path, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
+        seen = f"{self._capture.rows.calls_recorded} calls, {self._capture.rows.values_recorded} values"
         return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 
@@ -499,14 +506,18 @@ def record(
             Path(to), manifest, rank=rank, overwrite=overwrite, resume=resume, budget=budget, flush_interval=INTERVAL
         )
     )
-    return Recorder(
-        model,
-        select,
-        backend=backend,
-        options=options,
-        tensors=tensors,
-        sink=sink,
-        manifest=manifest,
-        sampling=sampling,
-        fused=fused,
-    )
+    try:
+        return Recorder(
+            model,
+            select,
+            backend=backend,
+            options=options,
+            tensors=tensors,
+            sink=sink,
+            manifest=manifest,
+            sampling=sampling,
+            fused=fused,
+        )
+    except BaseException:
+        sink.abandon()
+        raise

@@ -19,6 +19,7 @@ from typing import Any
 import wrapt
 
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.flushing import INTERVAL, Flusher
@@ -30,7 +31,6 @@ from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
 from tenterhook.sampling import Sampling
-from tenterhook.tracker import Watched
 
 __all__ = ["RecordSummary", "ScriptRecorder"]
 
@@ -244,7 +244,7 @@ class ScriptRecorder:
             since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
             manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
             manifest.partial = manifest.partial or self._capture.failure
-            summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
+            summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
             summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
