@@ -12,8 +12,8 @@ from typing import Any
 from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
-from tenterhook.call_hooks import change
 from tenterhook.calls import LiveCall, Watched
+from tenterhook.changing import change
 from tenterhook.edit_rules import Rule, described
 from tenterhook.edited_parts import EditedParts
 from tenterhook.errors import StopForward

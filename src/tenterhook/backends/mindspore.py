@@ -175,6 +175,12 @@ class MindSporeBackend:
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
+    def origin(self, tensor: Any) -> object:
+        return None
+
+    def address(self, tensor: Any) -> int | None:
+        return None
+
     def is_leaf(self, tensor: mindspore.Tensor) -> bool:
         return tensor._is_leaf
 

@@ -387,6 +387,12 @@ class ToyBackend:
     def version(self, tensor: Tensor) -> int | None:
         return 0  # nothing here works in place
 
+    def origin(self, tensor: Tensor) -> object:
+        return None
+
+    def address(self, tensor: Tensor) -> int | None:
+        return None
+
     def is_leaf(self, tensor: Tensor) -> bool:
         return not tensor.sources
 
