@@ -58,6 +58,7 @@ class RecordSummary:
         cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
+        error: the exception that ended the script; None where it ended well.
         partial: why something that was asked for is not in it; None when all is.
         nothing_called: whether no module was called at all.
         told: what was changed for the run so that hooks see everything, as sentences.
@@ -75,6 +76,7 @@ class RecordSummary:
     cost_fraction: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
+    error: str | None = None
     partial: str | None = None
     nothing_called: bool = True
     told: list[str] = field(default_factory=list)
@@ -269,6 +271,7 @@ class ScriptRecorder:
         summary.missing = self._models.missing(rows)
         summary.steps = manifest.steps
         summary.wall_seconds = wall
+        summary.error = manifest.error
         summary.partial = self._sink.failure or manifest.partial
         summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
 

@@ -130,7 +130,7 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        close(Terminated(f"ended by {signal.Signals(number).name}"))
+        close(Terminated(signal.Signals(number).name))
         os.kill(os.getpid(), number)
 
     def restore() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tenterhook.script_recorder import RecordSummary
 
 __all__ = [
+    "MANY",
     "covered",
     "crowded",
     "facts",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 _SHOWN = 6
-_MANY = 10
+MANY = 10
 """From so many forwards of a model in one step on, what ends a step is said."""
 
 _LABEL = 9
@@ -86,10 +87,14 @@ def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
             plural(summary.calls, "call"),
         )
         verdict = f"recorded {', '.join(counts)}, {plural(summary.values, 'value')}"
-        state, style = ("PARTIAL", "bold yellow") if summary.partial else ("complete", "bold green")
+        state, style = "complete", "bold green"
+        if summary.partial or summary.error:
+            state, style = "PARTIAL" if summary.partial else "STOPPED", "bold yellow"
     rows: list[tuple[str, str]] = []
     if summary.partial:
         rows.append(("why", summary.partial))
+    if summary.error:
+        rows.append(("ended", f"by {summary.error}"))
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
@@ -97,7 +102,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
     rows += [("told", sentence) for sentence in summary.told]
     full = summary.fullest
-    if not empty and full is not None and full.calls >= _MANY:
+    if not empty and full is not None and full.calls >= MANY:
         rows.append(("steps", crowded(full.calls, full.step, full.model)))
     rows.append(
         (
