@@ -16,7 +16,7 @@ from typing_extensions import Self
 from tenterhook.active_edits import EditWatch, edits_on, watching_edits
 from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
-from tenterhook.capture import Capture, CaptureOptions
+from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
@@ -30,6 +30,7 @@ from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
+from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
 
@@ -312,8 +313,8 @@ class Recorder:
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
         if self._state == "running":
-            self._capture.flush()
-            known = (self._capture.tracker.step, self._capture.calls_recorded, self._capture.values_recorded)
+            self._capture.rows.flush()
+            known = (self._capture.tracker.step, self._capture.rows.calls_recorded, self._capture.rows.values_recorded)
             if isinstance(self._sink, MemorySink) and known != self._modules_known:
                 self._modules_known = known
                 self._sink.write_modules(self._modules())
@@ -393,7 +394,7 @@ class Recorder:
         return self.recording.save(path, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
+        seen = f"{self._capture.rows.calls_recorded} calls, {self._capture.rows.values_recorded} values"
         return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 

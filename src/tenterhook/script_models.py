@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenterhook.backends import Backend
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
 from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, watch_model
@@ -16,7 +17,6 @@ from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Entry, check_patterns, resolve
-from tenterhook.tracker import Watched
 
 __all__ = ["ScriptModel", "ScriptModels"]
 

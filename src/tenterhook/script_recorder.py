@@ -259,7 +259,7 @@ class ScriptRecorder:
             since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
             manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
             manifest.partial = manifest.partial or self._capture.failure
-            summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
+            summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
             summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
