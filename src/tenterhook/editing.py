@@ -12,13 +12,14 @@ from typing import Any
 from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
-from tenterhook.call_hooks import change
+from tenterhook.calls import LiveCall, Watched
+from tenterhook.changing import change
 from tenterhook.edit_rules import Rule, described
 from tenterhook.edited_parts import EditedParts
 from tenterhook.errors import StopForward
 from tenterhook.handles import HookSite
 from tenterhook.replacing import check_replacement
-from tenterhook.tracker import LiveCall, Tracker, Watched
+from tenterhook.tracker import Tracker
 from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, rebuild, replace_arguments
 
 __all__ = ["EditedModule", "ModuleEdit", "Session"]

@@ -12,6 +12,7 @@ from typing_extensions import Self, Unpack
 
 from tenterhook import active_edits
 from tenterhook.backends import Backend, find_backend
+from tenterhook.calls import Watched
 from tenterhook.edit_handle import EditHandle
 from tenterhook.edit_rules import Numbers, Rule, Where, described, value_function
 from tenterhook.edit_values import EditValue
@@ -24,7 +25,7 @@ from tenterhook.parameter_edits import put_on_parameters
 from tenterhook.reasons import NO_GRADIENT_HERE, SiteReasons, WeightUse
 from tenterhook.selection import Entry, Selection, describe, resolve
 from tenterhook.text_table import text_table
-from tenterhook.tracker import Tracker, Watched
+from tenterhook.tracker import Tracker
 
 __all__ = ["Editor", "edit"]
 

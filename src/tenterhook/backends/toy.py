@@ -26,6 +26,7 @@ from tenterhook.backends import (
     Instead,
     Layer,
     OpListener,
+    OpTrace,
     ParameterEntry,
     Region,
     Summary,
@@ -334,7 +335,7 @@ class ToyBackend:
             for hook in vars(entry.module)["hooks"]
         ]
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpTrace:
         raise UnsupportedError("the toy framework tells nobody of its functional calls\n  record without ops=True")
 
     def owns_forward(self, module: Module) -> bool:
@@ -385,6 +386,12 @@ class ToyBackend:
 
     def version(self, tensor: Tensor) -> int | None:
         return 0  # nothing here works in place
+
+    def origin(self, tensor: Tensor) -> object:
+        return None
+
+    def address(self, tensor: Tensor) -> int | None:
+        return None
 
     def is_leaf(self, tensor: Tensor) -> bool:
         return not tensor.sources
