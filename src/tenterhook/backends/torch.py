@@ -290,7 +290,7 @@ class TorchBackend:
         if accumulated:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
-            return ShardTap(parameter, fn)
+            return ShardTap(parameter, fn, edits=edits)
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
