@@ -431,6 +431,52 @@ def test_values_to_disk_and_back(fw: Adapter, tmp_path: Path) -> None:
     assert repr(th.edits.scale(0.5)) == "scale(0.5)" and repr(th.edits.clip_norm(1.0)) == "clip_norm(1.0)"
 
 
+ARRAY = np.float32([1, 2, 3, 4])
+EVERY_VALUE = {  # what it prints
+    "zero(dim=-1, index=slice(1, 4, None))": lambda fw, clean: th.edits.zero(dim=-1, index=slice(1, 4)),
+    "scale(ndarray(4,))": lambda fw, clean: th.edits.scale(ARRAY),
+    "add({tensor}(4,))": lambda fw, clean: th.edits.add(fw.tensor(ARRAY)),
+    "replace(3.0, dim=1, index=(0, 2))": lambda fw, clean: th.edits.replace(3.0, dim=1, index=[0, 2]),
+    "clamp(min=-0.5, max=0.05)": lambda fw, clean: th.edits.clamp(-0.5, 0.05),
+    "noise(0.25, seed=3)": lambda fw, clean: th.edits.noise(0.25, seed=3),
+    "clip_value(0.1)": lambda fw, clean: th.edits.clip_value(0.1),
+    "clip_norm(0.5)": lambda fw, clean: th.edits.clip_norm(0.5),
+    "normalise(2.0, over=(1,))": lambda fw, clean: th.edits.normalise(2.0, over=1),
+    "patch({recording})": lambda fw, clean: th.edits.patch(clean),
+    "mean_of({recording})": lambda fw, clean: th.edits.mean_of(clean),
+    "interpolate({recording}, 0.5)": lambda fw, clean: th.edits.interpolate(clean, 0.5),
+}
+
+
+@pytest.mark.parametrize("printed", EVERY_VALUE)
+def test_each_value_prints_itself_goes_to_disk_and_back_and_is_in_the_recording(
+    fw: Adapter, tmp_path: Path, printed: str
+) -> None:
+    net = net_with(fw)
+    with th.record(net, tensors=True) as rec:
+        net(fw.tensor(-X))
+    rec.save(tmp_path / "clean.thk")
+    clean = th.open(tmp_path / "clean.thk")
+    value = EVERY_VALUE[printed](fw, clean)
+    text = printed.format(tensor=type(fw.tensor(ARRAY)).__name__, recording=repr(clean))
+    assert repr(value) == text
+    th.edits.save(value, tmp_path / "edit.json")
+    outputs = []
+    for one in (value, th.edits.load(tmp_path / "edit.json")):
+        with th.record(net) as rec, th.edit(net).output("a", one):
+            outputs.append(fw.array(net(fw.tensor(X))))
+        said = rec.recording.manifest.edits
+        assert [(edit["select"], edit["kind"], edit["value"], edit["ran"]) for edit in said] == [
+            ("a", "output", repr(one), 1)
+        ]
+    np.testing.assert_array_equal(*outputs)
+    assert (outputs[0] != fw.array(net(fw.tensor(X)))).any()
+
+
+def test_there_are_no_other_values() -> None:
+    assert {text.partition("(")[0] for text in EVERY_VALUE} == set(th.edits.__all__) - {"EditValue", "load", "save"}
+
+
 def test_a_recording_holds_the_edits_that_were_made_meanwhile(fw: Adapter, tmp_path: Path) -> None:
     net, other = net_with(fw), net_with(fw)
     with th.edit(other) as elsewhere, th.record(net, to=tmp_path / "r.thk"):
