@@ -309,12 +309,16 @@ class EditedModule:
         found = [(slot, one) for slot, one in leaves(output, backend.tensor_types) if edit.rule.takes(slot)]
         if not found:
             raise self._no_tensor(edit, [slot for slot, _ in leaves(output, backend.tensor_types)])
+        taps = edit.site.leaf_taps
         for slot, tensor in found:
+            is_leaf = backend.is_leaf(tensor)
+            if is_leaf and backend.in_backward() and taps.has(tensor, slot):
+                continue  # without reentry it is the call that is repeated here whose gradient comes
             arrived = partial(edit.gradient, slot, edit.address(slot, call))
             tap = backend.tap(tensor, arrived, self._module, edit.site)
             self._note(edit, tap)
-            if not isinstance(tap, str) and backend.is_leaf(tensor):  # its hooks outlive the graph
-                edit.site.keep((id(tensor), slot), tap)
+            if is_leaf and not isinstance(tap, str):
+                taps.keep(tensor, slot, tap, edit.site.fired)
 
     def _alias_inputs(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._session.tracker.running()
