@@ -201,6 +201,7 @@ class Recorder:
         except BaseException:
             self._stack.close()
             self._state = "closed"
+            self._sink.abandon()
             raise
         return self
 
@@ -347,6 +348,11 @@ class Recorder:
                 self._sink.flush()
                 return open_recording(self._sink.path)
         return self._recording
+
+    @property
+    def ended_by(self) -> str | None:
+        """The exception that ended the session, ``"ValueError: bad batch"``; None where it ended well, or still runs."""
+        return self._manifest.error
 
     @property
     def told(self) -> list[str]:
@@ -499,14 +505,18 @@ def record(
             Path(to), manifest, rank=rank, overwrite=overwrite, resume=resume, budget=budget, flush_interval=INTERVAL
         )
     )
-    return Recorder(
-        model,
-        select,
-        backend=backend,
-        options=options,
-        tensors=tensors,
-        sink=sink,
-        manifest=manifest,
-        sampling=sampling,
-        fused=fused,
-    )
+    try:
+        return Recorder(
+            model,
+            select,
+            backend=backend,
+            options=options,
+            tensors=tensors,
+            sink=sink,
+            manifest=manifest,
+            sampling=sampling,
+            fused=fused,
+        )
+    except BaseException:
+        sink.abandon()
+        raise

@@ -203,12 +203,19 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
     if len(manifests) > 1 or first.world > 1:
         whole = folders is None or len(manifests) >= first.world
         first.complete = whole and all(manifest.complete for manifest in manifests)
-        reasons = [f"rank {manifest.rank}: {manifest.partial}" for manifest in manifests if manifest.partial]
+        reasons = [_of_ranks(manifests, "partial")]
         if not whole:
             reasons.append(f"only {len(manifests)} of {first.world} ranks are there")
-        first.partial = "; ".join(reasons) or None
+        first.partial = "; ".join(filter(None, reasons)) or None
+        first.error = _of_ranks(manifests, "error")
+        first.tensors_stopped = _of_ranks(manifests, "tensors_stopped")
         first.lost_rows = sum(manifest.lost_rows for manifest in manifests)
     return first
+
+
+def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
+    told = ((manifest.rank, getattr(manifest, name)) for manifest in manifests)
+    return "; ".join(f"rank {rank}: {words}" for rank, words in told if words) or None
 
 
 def read_part(path: Path, name: str) -> pa.Table:

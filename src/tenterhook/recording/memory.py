@@ -81,6 +81,9 @@ class MemorySink:
         self._manifest = manifest
         self._manifest.complete = True
 
+    def abandon(self) -> None:
+        """Do nothing: memory is given back by itself."""
+
     def _append(self, name: str, batch: pa.RecordBatch) -> None:
         with self._lock:
             self._batches[name].append(batch)

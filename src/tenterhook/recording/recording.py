@@ -63,6 +63,15 @@ class Recording:
         return self._source.manifest
 
     @property
+    def ended_by(self) -> str | None:
+        """The exception that ended what was recorded, `"ValueError: bad batch"`; of several ranks, each after its rank.
+
+        None where the run, or the body of the `with`, came to its end, and where nobody could say: it still runs, or was
+        killed (`manifest.complete` is false then).
+        """
+        return self.manifest.error
+
+    @property
     def path(self) -> Path | None:
         """The directory, None in memory."""
         return self._source.path

@@ -31,6 +31,7 @@ __all__ = [
     "claim",
     "publish",
     "rank_folder",
+    "take_back",
     "take_over",
     "write_manifest",
 ]
@@ -86,7 +87,7 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
     except FileExistsError as error:
         raise TargetError(f"{target} is being written by another process; choose another directory") from error
     except OSError as error:
-        _take_back(made)
+        take_back(made)
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
     return folder
 
@@ -106,8 +107,11 @@ def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
 
 
-def _take_back(made: list[Path]) -> None:
-    # What could not be begun is not left behind; what cannot be removed either is in the error that follows anyway.
+def take_back(made: list[Path]) -> None:
+    """Remove the folders of a recording that could not be begun, the outermost first; what is not ours stays.
+
+    What cannot be removed is left: why it could not be begun is in the error that follows.
+    """
     for folder in reversed(made):
         with contextlib.suppress(OSError, TargetError):
             (folder / MANIFEST_NAME).unlink(missing_ok=True)
