@@ -58,7 +58,9 @@ class Sampling:
 def _rate(every: object, rate: object) -> int:
     number = _number(rate)
     if number is None:
-        raise TenterhookError(f"every={every!r}: {rate!r} is no whole number\n  use 1 for each step, 10 for every tenth")
+        raise TenterhookError(
+            f"every={every!r}: {rate!r} is no whole number\n  use 1 for each step, 10 for every tenth"
+        )
     if number < 1:
         raise TenterhookError(f"every={every!r} records nothing\n  use 1 for each step, 10 for every tenth")
     return number
@@ -119,5 +121,7 @@ def _part(steps: str, item: str) -> range:
         raise TenterhookError(f"steps={steps!r} has a stride of 0 at {item!r}\n  {_HOW}")
     part = range(start or 0, _ENDLESS if stop is None else stop, stride or 1)
     if not part:
-        raise TenterhookError(f"steps={steps!r} names no step at {item!r}\n  the second number is where it ends, not included")
+        raise TenterhookError(
+            f"steps={steps!r} names no step at {item!r}\n  the second number is where it ends, not included"
+        )
     return part

@@ -22,14 +22,15 @@ from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.flushing import INTERVAL, Flusher
+from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
-from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
+from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
+from tenterhook.session_end import end_capture, finish_manifest, words_of
 from tenterhook.tracker import Watched
 
 __all__ = ["RecordSummary", "ScriptRecorder"]
@@ -46,7 +47,8 @@ class RecordSummary:
         missing: (path, reason) of what was asked for and not seen.
         calls: number of calls recorded, forward and backward.
         values: number of tensors seen.
-        steps: number of steps recorded.
+        steps: number of steps that ran.
+        steps_recorded: of how many of them something was recorded (``every=``, ``steps=``).
         cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
@@ -62,6 +64,7 @@ class RecordSummary:
     calls: int = 0
     values: int = 0
     steps: int = 0
+    steps_recorded: int = 0
     cost_fraction: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
@@ -138,6 +141,7 @@ class ScriptRecorder:
             Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
         )
         self._capture: Capture | None = None
+        self._schedule: HookSchedule | None = None
         self._backend: Backend | None = None
         self._models: list[_Model] = []
         self._by_module: dict[int, Watched] = {}
@@ -180,7 +184,8 @@ class ScriptRecorder:
             if name not in ("rank", "world"):  # the folder was named by the launcher's variables, before any framework
                 setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
-        self._capture.active = self._sampling.wants(0)
+        self._schedule = HookSchedule(self._capture, self._sampling, self._followed_parameters)
+        self._schedule.settle()
         if self._log is not None:
             self._log.summary = backend.summary
         stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
@@ -210,11 +215,7 @@ class ScriptRecorder:
         rows: list[dict[str, Any]] = []
         try:
             if self._capture is not None:
-                self._capture.abandon_open_calls(error)
-                for model in self._models:
-                    if model.parameters is not None:
-                        model.parameters.close()
-                self._capture.close()
+                end_capture(self._capture, self._followed_parameters(), error)
                 rows = self._module_rows()
         except Exception as fault:  # the script has run; what is there is kept, and this is told in the summary
             self._manifest.partial = f"{type(fault).__name__}: {fault}"
@@ -222,6 +223,9 @@ class ScriptRecorder:
             self._stack.close()
             self._finish(summary, rows, error)
         return summary
+
+    def _followed_parameters(self) -> list[ParameterWatch]:
+        return [model.parameters for model in self._models if model.parameters is not None]
 
     def _module_rows(self) -> list[dict[str, Any]]:
         assert self._capture is not None and self._backend is not None
@@ -233,19 +237,23 @@ class ScriptRecorder:
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
-        manifest.ended = now()
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
-        manifest.models = [model.manifest for model in self._models]
-        manifest.told = [sentence for told in self._told for sentence in told]
-        summary.told = manifest.told
-        if self._capture is not None:
-            manifest.steps = self._capture.tracker.steps_seen
-            since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
-            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
-            manifest.partial = manifest.partial or self._capture.failure
+        manifest.error = words_of(error)
+        told = [sentence for told in self._told for sentence in told]
+        if self._capture is not None and self._schedule is not None:
+            finish_manifest(
+                manifest,
+                self._capture,
+                [model.manifest for model in self._models],
+                told,
+                began_ns=self._met_ns,
+                recorded=self._schedule.recorded,
+            )
             summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
-            summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
+            cost = manifest.cost
+            summary.cost_fraction = cost.hook_seconds / max(cost.wall_seconds - cost.hook_seconds, 1e-9)
+        else:
+            manifest.ended, manifest.told = now(), told
+        summary.told = manifest.told
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
             self._log.close()
@@ -263,6 +271,7 @@ class ScriptRecorder:
         if self._select and self._models:
             summary.missing += unmatched(self._select, self._matched, rows)
         summary.steps = manifest.steps
+        summary.steps_recorded = manifest.steps_recorded or 0
         summary.wall_seconds = wall
         summary.partial = self._sink.failure or manifest.partial
         summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
@@ -368,37 +377,24 @@ class ScriptRecorder:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
-            capture.attach(watched)
+        if self._schedule is not None:
+            self._schedule.meet(watched)
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _step_began(self) -> None:
-        for model in self._models:
-            if model.parameters is not None and self._capture is not None and self._capture.active:
-                model.parameters.step_begins()
+        if self._schedule is not None:
+            self._schedule.step_began()
 
     def _step_ended(self, step: int) -> None:
         capture = self._capture
-        if capture is None:
+        if capture is None or self._schedule is None:
             return
         for model in self._models:
-            if model.parameters is not None:
-                model.parameters.step_ended(step)
             root = model.ref()
             if step == 0 and model.weights is not None and root is not None:
                 model.weights.look(root)  # gradients are cleared next
         capture.watched = [one for one in capture.watched if one.ref() is not None]
-        if self._sampling.wants(step + 1):
-            capture.active = True
-            for one in capture.watched:
-                if one.wanted or one.is_root:
-                    capture.attach(one)
-        else:
-            capture.active = False
-            capture.detach(rest=True)
-            for one in capture.watched:
-                if one.is_root and capture.tracker.needs_root:
-                    capture.attach(one)
+        self._schedule.step_ended(step)
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
