@@ -14,11 +14,12 @@ from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
 from tenterhook.call_hooks import change
+from tenterhook.calls import LiveCall, Watched
 from tenterhook.edit_values import EditValue
 from tenterhook.errors import EditError, HookError, StopForward
 from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement
-from tenterhook.tracker import LiveCall, Tracker, Watched
+from tenterhook.tracker import Tracker
 from tenterhook.values import (
     ParameterNames,
     argument_leaves,

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from tenterhook import active_edits
 from tenterhook.address import Address, Kind
 from tenterhook.backends import Backend, find_backend
+from tenterhook.calls import Watched
 from tenterhook.edit_values import EditValue
 from tenterhook.editing import EditedModule, ModuleEdit, Rule, Session, described, value_function
 from tenterhook.errors import HookError, StopForward, TenterhookWarning
@@ -23,7 +24,7 @@ from tenterhook.reasons import NO_GRADIENT_HERE, SiteReasons, WeightUse
 from tenterhook.replacing import allowed
 from tenterhook.selection import Entry, Selection, describe, resolve
 from tenterhook.text_table import text_table
-from tenterhook.tracker import Tracker, Watched
+from tenterhook.tracker import Tracker
 
 __all__ = ["EditHandle", "Editor", "edit"]
 

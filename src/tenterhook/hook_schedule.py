@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.sampling import Sampling
-from tenterhook.tracker import Watched
 
 __all__ = ["HookSchedule"]
 

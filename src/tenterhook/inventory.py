@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from tenterhook.backends import Backend
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
 from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.selection import Entry, Selection, resolve
-from tenterhook.tracker import Watched
 
 __all__ = ["model_manifest", "model_name", "modules_rows", "table_of", "unmatched", "watch_model"]
 

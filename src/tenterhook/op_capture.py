@@ -15,11 +15,11 @@ from typing import Any
 
 from tenterhook.address import format_place
 from tenterhook.backends import Backend
+from tenterhook.calls import LiveCall, Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.handles import in_callback
 from tenterhook.selection import Entry
-from tenterhook.tracker import LiveCall, Watched
 from tenterhook.values import leaves
 
 __all__ = ["OpCapture", "check_ops"]

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend, Detachable
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
-from tenterhook.tracker import Watched
 
 __all__ = ["LateTap", "ParameterWatch", "tap_parameter"]
 
@@ -103,7 +103,7 @@ class ParameterWatch:
         with self._capture.backend.untracked():
             if self._wants_value:
                 for watched, name, parameter in self._shaped():
-                    self._capture.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
+                    self._capture.rows.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
             if self._wants_update:
                 self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
 
@@ -137,7 +137,7 @@ class ParameterWatch:
         # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
         running = capture.tracker.passes.current() if capture.tracker.reenters else None
         if running is None:
-            capture.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
+            capture.rows.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
             return
         key = (self, watched, name)
         with capture.backend.untracked():
@@ -146,7 +146,12 @@ class ParameterWatch:
         if known is None:
             running.at_end.append(
                 lambda: capture.guarded(
-                    capture.parameter_value, watched, "param_grad", name, running.sums.pop(key), capture.tracker.step
+                    capture.rows.parameter_value,
+                    watched,
+                    "param_grad",
+                    name,
+                    running.sums.pop(key),
+                    capture.tracker.step,
                 )
             )
 
@@ -158,7 +163,7 @@ class ParameterWatch:
         with self._capture.backend.untracked():
             for watched, name, parameter, old in before:
                 update = self._capture.backend.difference(parameter, old)
-                self._capture.parameter_value(watched, "update", name, update, step)
+                self._capture.rows.parameter_value(watched, "update", name, update, step)
 
     def pause(self) -> None:
         """Take the taps off until the next step that is recorded."""

@@ -200,7 +200,7 @@ class Recorder:
     def __repr__(self) -> str:
         seen = "nothing yet"
         if self._session is not None:
-            seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
+            seen = f"{self._capture.rows.calls_recorded} calls, {self._capture.rows.values_recorded} values"
         return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 

@@ -147,12 +147,12 @@ class RecordingSession:
         """Give to the sink what has been gathered so far, so that it can be read."""
         if self.closed:
             return
-        self.capture.flush()
+        self.capture.rows.flush()
         if isinstance(self.sink, DiskSink):
             self.sink.flush()
             return
         capture = self.capture
-        known = (capture.tracker.step, capture.calls_recorded, capture.values_recorded)
+        known = (capture.tracker.step, capture.rows.calls_recorded, capture.rows.values_recorded)
         if known != self._modules_known:
             self._modules_known = known
             self.sink.write_modules(self._modules())

@@ -10,7 +10,6 @@ from typing import Any
 
 from tenterhook.address import Kind
 from tenterhook.backends import Backend
-from tenterhook.capture import CaptureOptions
 from tenterhook.errors import TenterhookError
 from tenterhook.flushing import INTERVAL
 from tenterhook.op_capture import check_ops
@@ -19,6 +18,7 @@ from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.target import refuse_taken
 from tenterhook.recording.writer import DiskSink
+from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
 

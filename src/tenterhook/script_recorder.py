@@ -19,6 +19,7 @@ from typing import Any
 import wrapt
 
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.event_log import EventLog
 from tenterhook.flushing import INTERVAL, Flusher
@@ -31,7 +32,6 @@ from tenterhook.recording.writer import DiskSink
 from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.session_end import end_capture, finish_manifest, words_of
-from tenterhook.tracker import Watched
 
 __all__ = ["RecordSummary", "ScriptRecorder"]
 
@@ -248,7 +248,7 @@ class ScriptRecorder:
                 began_ns=self._met_ns,
                 recorded=self._schedule.recorded,
             )
-            summary.calls, summary.values = self._capture.calls_recorded, self._capture.values_recorded
+            summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
             cost = manifest.cost
             summary.cost_fraction = cost.hook_seconds / max(cost.wall_seconds - cost.hook_seconds, 1e-9)
         else:
