@@ -25,6 +25,7 @@ class HookSchedule:
         whole: have hooks on all modules, wanted or not: a functional call's module has to be known.
 
     Attributes:
+        whole: hooks are on all modules.
         earlier: number of steps that were recorded before the present one.
     """
 
@@ -39,7 +40,9 @@ class HookSchedule:
         self._capture = capture
         self._sampling = sampling
         self._parameters = parameters
-        self._whole = whole
+        self.whole = whole
+        self._steps: tuple[int, ...] = (0,)
+        self._wanted: list[int] = []  # those of them that are recorded
         self._paused = False
         self._between = False
         self._rows = 0  # that there were when the step began
@@ -99,33 +102,41 @@ class HookSchedule:
 
     def _put_on(self, *steps: int) -> None:
         """Have on what any of the steps needs; what is recorded for the time being is the first of them."""
-        capture, tracker = self._capture, self._capture.tracker
-        wanted = [step for step in steps if self._wants(step)]
-        capture.active = bool(wanted)
-        # Until it is known what ends a step, what runs on those that are not recorded is followed; that is the root, mostly.
-        follows = not self._paused and tracker.needs_root
+        tracker = self._capture.tracker
+        self._steps = steps
+        self._wanted = [step for step in steps if self._wants(step)]
+        self._capture.active = bool(self._wanted)
         tracker.sees_all = True
-        for watched in capture.watched:
-            watched.due = steps[0] in wanted and self._is_due(watched, steps[0])
-            needed = watched.wanted and any(self._is_due(watched, step) for step in wanted)
-            tracker.sees_all = tracker.sees_all and (needed or not watched.wanted)
-            if needed or (wanted and (watched.is_root or self._whole)):
-                capture.attach(watched)
-            elif follows and (watched.is_root or (watched.wanted and not tracker.root_has_run)):
-                capture.attach(watched)
-            else:
-                capture.release(watched, rest=True)
+        for watched in self._capture.watched:
+            self.meet(watched)
         for parameters in self._parameters():
-            if wanted:
+            if self._wanted:
                 parameters.resume()
             else:
                 parameters.pause()
 
+    def again(self) -> None:
+        """The rates have changed."""
+        self._put_on(*self._steps)
+
+    def meet(self, watched: Watched) -> None:
+        """Have hooks on a module, or none, as the present step needs it."""
+        capture, tracker = self._capture, self._capture.tracker
+        watched.due = self._steps[0] in self._wanted and self._is_due(watched, self._steps[0])
+        needed = watched.wanted and any(self._is_due(watched, step) for step in self._wanted)
+        tracker.sees_all = tracker.sees_all and (needed or not watched.wanted)
+        # Until it is known what ends a step, what runs on those that are not recorded is followed; that is the root, mostly.
+        follows = not self._paused and tracker.needs_root
+        if needed or (self._wanted and (watched.is_root or self.whole)):
+            capture.attach(watched)
+        elif follows and (watched.is_root or (watched.wanted and not tracker.root_has_run)):
+            capture.attach(watched)
+        else:
+            capture.release(watched, rest=True)
+
     def _is_due(self, watched: Watched, step: int) -> bool:
         return step % watched.every == 0 or not self._sampling.by_pattern
 
-    def meet(self, watched: Watched) -> None:
-        """Put hooks on a module that is met now, where something is recorded at present."""
-        capture = self._capture
-        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
-            capture.attach(watched)
+    def forget_gone(self) -> None:
+        """Let go of modules that are no more."""
+        self._capture.watched = [one for one in self._capture.watched if one.ref() is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -25,8 +25,9 @@ from tenterhook.selection import Selection
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tenterhook.recording.call import Call, ModuleView
+    from tenterhook.recording.call import Call
     from tenterhook.recording.coverage import Coverage
+    from tenterhook.recording.view import ModuleView
 
 __all__ = ["Recorder", "record"]
 
@@ -45,6 +46,7 @@ class Recorder:
         self._name = model_name(request.backend, model)
         self._session: RecordingSession | None = None
         self._recording: Recording | None = None
+        self._growing: Recording | None = None  # what is on the disk by now, while more comes
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -137,21 +139,23 @@ class Recorder:
     # --- reading ---------------------------------------------------------------------------------------------------
     @property
     def recording(self) -> Recording:
-        """The recording as it stands.
+        """The recording as it stands; one that is written to disk is read from there.
 
         Raises:
             NotRecordedError: it has not begun.
         """
         if self._recording is None:
             session = self._begun()
-            if isinstance(session.sink, DiskSink):
-                session.hand_over()
-                opened = open_recording(session.sink.path)
-                if not session.closed:
-                    return opened
-                self._recording = opened
-            else:
+            if isinstance(session.sink, MemorySink):
                 self._recording = Recording(session.sink)
+            elif session.closed:
+                self._recording = open_recording(session.sink.path)
+            else:
+                session.hand_over()
+                if self._growing is None:
+                    self._growing = open_recording(session.sink.path)
+                self._growing.refresh()
+                return self._growing
         return self._recording
 
     @property
@@ -164,19 +168,28 @@ class Recorder:
         """What was changed for the session's time so that hooks see everything, as sentences."""
         return list(self._begun().told)
 
-    def __getitem__(self, path: str) -> ModuleView:
+    def __getitem__(self, path: str) -> ModuleView | Any:
         """Return what was recorded of one module: ``.output``, ``.grad_output``, ``.input``, ``.grad_input``, ``.calls``.
+
+        An address, as they are printed, gives the module in one call (``rec["fc#0@3"]``) or one value
+        (``rec["fc:output#0@3"]``).
 
         Raises:
             NotRecordedError: no such module was recorded; the nearest names are listed.
         """
         return self.recording[path]
 
+    def __contains__(self, path: object) -> bool:
+        return path in self.recording
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.recording)
+
     def order(self) -> list[Call]:
         """Return all calls in execution order, forward and backward."""
         return self.recording.order()
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str = "") -> pa.Table:
         """Return the table ``calls``, ``values`` or ``modules``."""
         return self.recording.table(name)
 

@@ -155,6 +155,11 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
     if not overwrite:
         if world > 1 and not own.exists() and _worlds(target) <= {world}:
             return  # the other ranks of this run share the directory
+        if not (target / MANIFEST_NAME).is_file():
+            raise TargetError(
+                f"{target} is a directory already, and not a recording; "
+                f"give the recording a name of its own: {target / 'NAME.thk'}"
+            )
         raise TargetError(
             f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
         )
