@@ -34,6 +34,7 @@ from tenterhook.backends import (
     Summary,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
+from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
@@ -381,14 +382,18 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with self.untracked(), _outside_transforms():
+        with devices.unseen():
             plain = tensor.detach().resolve_conj().resolve_neg()
-            if not plain.is_cpu:
-                plain = plain.cpu()
+            if self.defers(plain):
+                return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
         rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
         if offset is None:
             rows.valid[row] &= ~GROUP_SKETCH & 0xFF
         return note
+
+    def defers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is measured where it lies, and its row filled in later: all but those of the host."""
+        return not tensor.is_cpu
 
     def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))

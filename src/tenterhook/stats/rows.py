@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import numpy as np
 
-from tenterhook.stats.layout import DTYPE_CODES, SKETCH_SIZE, STATISTICS
+from tenterhook.stats.layout import (
+    DTYPE_CODES,
+    GROUP_DIGEST,
+    GROUP_SKETCH,
+    GROUP_STATISTICS,
+    SKETCH_SIZE,
+    STATISTICS,
+)
 from tenterhook.stats.merging import as_description
+from tenterhook.stats.parts import Deferred
 from tenterhook.stats.twin import TwinRows
 
 try:
@@ -62,6 +71,8 @@ class RowBuffer:
         digests: uint64 (capacity,).
         valid: uint8 (capacity,): which groups of the row are filled, ``GROUP_STATISTICS | GROUP_SKETCH | GROUP_DIGEST``; 0 for
             a row that was never measured or whose dtype is not supported.
+        groups: what a row gets, the same bits.
+        deferred: what has been ordered of devices for rows of this buffer and is not in them yet, by device.
         measure_flat: ``measure_flat(row, address, dtype_code, numel, offset=0) -> bool`` measures ``numel`` contiguous
             elements at ``address``: the cheapest call, positional arguments only. ``dtype_code`` is from ``DTYPE_CODES``;
             False for a code that is none.
@@ -81,6 +92,8 @@ class RowBuffer:
 
     def __init__(self, capacity: int, *, sketch: bool = True, digest: bool = True, kernel: str | None = None) -> None:
         self.capacity = capacity
+        self.groups = GROUP_STATISTICS | GROUP_SKETCH * sketch | GROUP_DIGEST * digest
+        self.deferred: dict[Hashable, Deferred] = {}
         self.kernel = KERNEL if kernel is None else kernel
         self.statistics = np.full((capacity, len(STATISTICS)), np.nan)
         self.sketches = np.zeros((capacity, SKETCH_SIZE), np.float32)
@@ -104,6 +117,23 @@ class RowBuffer:
             )
         self.measure_flat = rows.measure_flat
         self.measure = rows.measure
+
+    def send(self) -> None:
+        """Begin to bring over what devices have measured so far, without waiting for them."""
+        for deferred in self.deferred.values():
+            deferred.send()
+
+    def settle(self) -> dict[int, str]:
+        """Wait for what devices have measured and fill in its rows.
+
+        Returns:
+            For each row whose measurement is lost, because its device has failed, the reason.
+        """
+        lost: dict[int, str] = {}
+        for deferred in self.deferred.values():
+            lost |= deferred.settle()
+        self.deferred.clear()
+        return lost
 
     def measure_array(self, row: int, array: np.ndarray, offset: int = 0) -> bool:
         """Measure an array of any shape and strides, also of ml_dtypes' bfloat16 and float8.
