@@ -46,7 +46,7 @@ from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, di
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
-from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
+from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["BACKEND", "TorchBackend"]
 
@@ -360,7 +360,10 @@ class TorchBackend:
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                     code = _CODES.get(dtype := tensor.dtype)
                     if code is not None and not (dtype.is_complex and tensor.is_conj()):
-                        rows.measure_flat(row, tensor.data_ptr(), code, tensor.numel())
+                        numel = tensor.numel()
+                        if numel >= THREADED_NUMEL:
+                            set_threads(torch.get_num_threads())
+                        rows.measure_flat(row, tensor.data_ptr(), code, numel)
                         return None
             except RuntimeError:
                 pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
@@ -386,6 +389,8 @@ class TorchBackend:
             plain = tensor.detach().resolve_conj().resolve_neg()
             if self.defers(plain):
                 return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
+        if plain.numel() >= THREADED_NUMEL:
+            set_threads(torch.get_num_threads())
         rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
         if offset is None:
             rows.valid[row] &= ~GROUP_SKETCH & 0xFF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from typing import Any, Protocol
 
@@ -24,13 +25,49 @@ try:
 except ImportError:  # built without a compiler: the NumPy twin gives the same results
     _kernel = None
 
-__all__ = ["KERNEL", "KERNELS", "RowBuffer", "describe"]
+__all__ = ["KERNEL", "KERNELS", "THREADED_NUMEL", "RowBuffer", "describe", "set_threads", "threads"]
 
 KERNELS: tuple[str, ...] = (*(_kernel.variants() if _kernel else ()), "numpy")
 """The kernels that this machine can run, the fastest first."""
 
 KERNEL: str = KERNELS[0]
 """The kernel in use: ``"native avx512"``, ``"native avx2"``, ``"native"`` or ``"numpy"``."""
+
+
+THREADED_NUMEL = 4 * 65536
+"""Elements from which on a native kernel uses several threads, where it has been told to."""
+
+
+def set_threads(count: int) -> None:
+    """Say how many threads measure a large tensor, the calling one among them; the results are the same to the bit.
+
+    They are started when they are first needed and sleep in between. While one tensor is measured by several threads, other
+    Python threads measure theirs alone. What ``OMP_NUM_THREADS`` says holds until this is called, or else 1; the torch backend
+    calls it with ``torch.get_num_threads()``. The NumPy twin has one thread.
+
+    Args:
+        count: 1 or more; more than 64 are as 64.
+
+    Raises:
+        ValueError: the count is less than 1.
+    """
+    if _kernel is not None:
+        _kernel.set_threads(count)
+    elif count < 1:
+        raise ValueError(f"the number of threads must be 1 or more, got {count}")
+
+
+def threads() -> int:
+    """Return how many threads measure a large tensor."""
+    return 1 if _kernel is None else _kernel.threads()
+
+
+def _threads_of_environment() -> int:
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number for each level of nesting
+    return max(1, int(first)) if first.isdecimal() else 1
+
+
+set_threads(_threads_of_environment())
 
 
 class _MeasureFlat(Protocol):
@@ -55,7 +92,8 @@ class RowBuffer:
 
     Measuring writes straight into the columns and allocates nothing. Null is NaN: min, max, mean, std, rms and absmax are over
     the finite values, so NaN cannot be one of them; it stands where there are none. Counts are whole numbers in float64, exact
-    to 2**53. Two threads may measure into different rows at the same time; the GIL is released for tensors over 32 KiB.
+    to 2**53. Two threads may measure into different rows at the same time; the GIL is released for tensors over 32 KiB. How many
+    threads measure one tensor is for :func:`set_threads` to say.
 
     Args:
         capacity: number of rows.
