@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend, Detachable
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
-from tenterhook.tracker import Watched
 
 __all__ = ["LateTap", "ParameterWatch", "tap_parameter"]
 
@@ -56,14 +56,48 @@ def tap_parameter(
     *,
     accumulated: bool = False,
     edits: bool = False,
+    looks_at: Sequence[Any] | None = None,
 ) -> Detachable | str:
     """Call ``fn(gradient)`` once a backward pass, also for a parameter that gets its shape only at the first call.
+
+    ``looks_at`` are the modules that use it, ``module`` by default: where nobody else follows their calls, that is done here,
+    since some of these may lie in checkpointed regions.
 
     Returns:
         the tap, or the reason why no gradient can come.
     """
-    tap = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
-    return tap() if backend.numel(parameter) else LateTap(backend, module, parameter, tap)
+    put = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
+    tap = put() if backend.numel(parameter) else LateTap(backend, module, parameter, put)
+    users = [one for one in ((module,) if looks_at is None else looks_at) if one is not None]
+    return tap if isinstance(tap, str) or not users else _Watched(backend, users, tap, getattr(fn, "site", None))
+
+
+class _Watched:
+    """A tap on a parameter, with a look at the calls of its modules: some of them may lie in a region differentiated by itself.
+
+    The backend has to know of such regions before the first gradient comes, since it then comes in parts.
+    """
+
+    def __init__(self, backend: Backend, modules: Sequence[Any], tap: Detachable, site: object) -> None:
+        self._backend = backend
+        self._tap = tap
+        self.site = site  # by which th.installed_hooks knows whose this is
+        self._calls = [backend.attach(module, self._before, None) for module in modules]
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._backend.tracks_gradients():
+            self._backend.regions()
+
+    @property
+    def live(self) -> bool:
+        """Whether the tap is in place."""
+        return self._tap.live
+
+    def remove(self) -> None:
+        """Take both off. A second call does nothing."""
+        self._tap.remove()
+        for calls in self._calls:
+            calls.remove()
 
 
 class ParameterWatch:
@@ -103,7 +137,7 @@ class ParameterWatch:
         with self._capture.backend.untracked():
             if self._wants_value:
                 for watched, name, parameter in self._shaped():
-                    self._capture.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
+                    self._capture.rows.parameter_value(watched, "param", name, parameter, self._capture.tracker.step)
             if self._wants_update:
                 self._before = [(*one, self._capture.backend.keep(one[2])) for one in self._shaped()]
 
@@ -119,6 +153,7 @@ class ParameterWatch:
                     module,
                     parameter,
                     partial(self._capture.guarded, self._gradient, watched, name),
+                    looks_at=(),
                 )
                 if isinstance(tap, str):
                     watched.ungraded[name] = tap
@@ -137,7 +172,7 @@ class ParameterWatch:
         # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
         running = capture.tracker.passes.current() if capture.tracker.reenters else None
         if running is None:
-            capture.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
+            capture.rows.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
             return
         key = (self, watched, name)
         with capture.backend.untracked():
@@ -146,7 +181,12 @@ class ParameterWatch:
         if known is None:
             running.at_end.append(
                 lambda: capture.guarded(
-                    capture.parameter_value, watched, "param_grad", name, running.sums.pop(key), capture.tracker.step
+                    capture.rows.parameter_value,
+                    watched,
+                    "param_grad",
+                    name,
+                    running.sums.pop(key),
+                    capture.tracker.step,
                 )
             )
 
@@ -158,7 +198,7 @@ class ParameterWatch:
         with self._capture.backend.untracked():
             for watched, name, parameter, old in before:
                 update = self._capture.backend.difference(parameter, old)
-                self._capture.parameter_value(watched, "update", name, update, step)
+                self._capture.rows.parameter_value(watched, "update", name, update, step)
 
     def pause(self) -> None:
         """Take the taps off until the next step that is recorded."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from typing_extensions import Self
 from tenterhook.active_edits import EditWatch, edits_on, watching_edits
 from tenterhook.address import Kind
 from tenterhook.backends import Backend, Detachable, find_backend
-from tenterhook.capture import Capture, CaptureOptions
+from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.flushing import INTERVAL, Flusher
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
@@ -30,14 +30,16 @@ from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
+from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tenterhook.recording.call import Call, ModuleView
+    from tenterhook.recording.call import Call
     from tenterhook.recording.coverage import Coverage
+    from tenterhook.recording.view import ModuleView
 
 __all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "capture_options", "check_kinds", "record"]
 
@@ -157,6 +159,7 @@ class Recorder:
         self._edits: EditWatch = []
         self._began_ns = 0
         self._recording: Recording | None = None
+        self._growing: Recording | None = None  # what is on the disk by now, while more comes
         self._modules_known: object = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
@@ -201,6 +204,7 @@ class Recorder:
         except BaseException:
             self._stack.close()
             self._state = "closed"
+            self._sink.abandon()
             raise
         return self
 
@@ -311,8 +315,8 @@ class Recorder:
     # --- reading ---------------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
         if self._state == "running":
-            self._capture.flush()
-            known = (self._capture.tracker.step, self._capture.calls_recorded, self._capture.values_recorded)
+            self._capture.rows.flush()
+            known = (self._capture.tracker.step, self._capture.rows.calls_recorded, self._capture.rows.values_recorded)
             if isinstance(self._sink, MemorySink) and known != self._modules_known:
                 self._modules_known = known
                 self._sink.write_modules(self._modules())
@@ -337,35 +341,53 @@ class Recorder:
 
     @property
     def recording(self) -> Recording:
-        """The recording as it stands. One that is written to disk can be read here once it is closed."""
+        """The recording as it stands; one that is written to disk is read from there."""
         if self._recording is None:
             if isinstance(self._sink, MemorySink):
                 self._recording = Recording(self._sink)
             elif self._state == "closed":
                 self._recording = open_recording(self._sink.path)
             else:
+                self._hand_over()
                 self._sink.flush()
-                return open_recording(self._sink.path)
+                if self._growing is None:
+                    self._growing = open_recording(self._sink.path)
+                self._growing.refresh()
+                return self._growing
         return self._recording
+
+    @property
+    def ended_by(self) -> str | None:
+        """The exception that ended the session, ``"ValueError: bad batch"``; None where it ended well, or still runs."""
+        return self._manifest.error
 
     @property
     def told(self) -> list[str]:
         """What was changed for the session's time so that hooks see everything, as sentences."""
         return list(self._told)
 
-    def __getitem__(self, path: str) -> ModuleView:
+    def __getitem__(self, path: str) -> ModuleView | Any:
         """Return what was recorded of one module: ``.output``, ``.grad_output``, ``.input``, ``.grad_input``, ``.calls``.
+
+        An address, as they are printed, gives the module in one call (``rec["fc#0@3"]``) or one value
+        (``rec["fc:output#0@3"]``).
 
         Raises:
             NotRecordedError: no such module was recorded; the nearest names are listed.
         """
         return self.recording[path]
 
+    def __contains__(self, path: object) -> bool:
+        return path in self.recording
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.recording)
+
     def order(self) -> list[Call]:
         """Return all calls in execution order, forward and backward."""
         return self.recording.order()
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str = "") -> pa.Table:
         """Return the table ``calls``, ``values`` or ``modules``."""
         return self.recording.table(name)
 
@@ -387,7 +409,7 @@ class Recorder:
         return self.recording.save(path, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        seen = f"{self._capture.calls_recorded} calls, {self._capture.values_recorded} values"
+        seen = f"{self._capture.rows.calls_recorded} calls, {self._capture.rows.values_recorded} values"
         return f"<Recorder of {self._name}, {self._state}: {seen}>"
 
 
@@ -499,14 +521,18 @@ def record(
             Path(to), manifest, rank=rank, overwrite=overwrite, resume=resume, budget=budget, flush_interval=INTERVAL
         )
     )
-    return Recorder(
-        model,
-        select,
-        backend=backend,
-        options=options,
-        tensors=tensors,
-        sink=sink,
-        manifest=manifest,
-        sampling=sampling,
-        fused=fused,
-    )
+    try:
+        return Recorder(
+            model,
+            select,
+            backend=backend,
+            options=options,
+            tensors=tensors,
+            sink=sink,
+            manifest=manifest,
+            sampling=sampling,
+            fused=fused,
+        )
+    except BaseException:
+        sink.abandon()
+        raise

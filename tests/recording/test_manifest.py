@@ -85,3 +85,12 @@ def test_reading_a_recording_imports_no_framework() -> None:
     code = "import sys, tenterhook.recording; print({'torch', 'mindspore'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_schema_beside_the_page_is_that_of_the_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "recording.schema.json"
+    schema = json.loads(page.read_bytes())
+    assert schema == Manifest.json_schema()
+    described = schema["$defs"]["Manifest"]["properties"]
+    assert all(field["description"] for field in described.values())
+    assert schema["$defs"]["Manifest"]["required"] == ["format_version"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenterhook.backends import _torch_device as devices
-from tenterhook.backends import _torch_parts as parts
+from tenterhook.backends import _torch_measuring as parts
 from tenterhook.backends._torch_arrays import from_numpy
 from tenterhook.stats import DTYPE_CODES, GROUP_DIGEST, GROUP_STATISTICS, STATISTICS, RowBuffer
 from tenterhook.stats.layout import DTYPES

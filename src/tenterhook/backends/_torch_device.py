@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tenterhook.backends._torch_parts import real_dtype, write_part
+from tenterhook.backends._torch_measuring import real_dtype, write_part
 from tenterhook.stats import GROUP_SKETCH, RowBuffer
 from tenterhook.stats.layout import SKETCH_SIZE
 from tenterhook.stats.parts import PART_COUNTS, PART_SIZE, PART_SUMS, parts_row

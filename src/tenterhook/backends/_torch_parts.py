@@ -1,190 +1,162 @@
-"""The statistics, sketch and digest of one part of a tensor, as torch operations that never wait for a device.
+"""A parameter's gradient that comes in parts, put together to that of the whole backward pass.
 
-Nothing here asks for a value: what would be a branch is a mask, and what is a division or a root is left to
-:mod:`tenterhook.stats.parts`, which gets the sums. The definitions are those of ``docs/statistics.md``.
+Checkpointing with reentry differentiates each region in a backward pass of its own, inside of the pass that the user began. A
+parameter of several regions, or of one and of the rest, gets a part in each. The parts flow on to ``.grad`` as they come; their
+sum is given to callbacks at the end of the outermost pass, and what they put in its place is put into ``.grad``.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import torch
 
-from tenterhook.stats import GROUP_DIGEST, GROUP_SKETCH, SKETCH_SIZE
-from tenterhook.stats.hashing import GOLDEN, SEED
-from tenterhook.stats.parts import PART_COUNTS, PART_SIZE, PART_SUMS
+from tenterhook.backends._torch_checkpoint import callers, reentry_is_possible
 
-__all__ = ["real_dtype", "write_part"]
+__all__ = ["Once", "Parts"]
 
-_LANES, _STRIPES = 8, 32  # 64-bit words in a stripe of the digest, stripes in a page
-_STRIPE_BYTES, _PAGE_BYTES = 8 * _LANES, 8 * _LANES * _STRIPES
-_LOW_HALF = 0xFFFFFFFF
-_ROTATION = 0xD6E8FEB86659FD93
-_EXPONENT = {  # integers of the same size, the bits of the exponent, the powers of two that have a normal inverse
-    torch.float32: (torch.int32, 0x7F800000, 2.0**-126, 2.0**126),
-    torch.float64: (torch.int64, 0x7FF0000000000000, 2.0**-1000, 2.0**1000),
-}
-_EXACT_IN_FLOAT32 = frozenset(
-    {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16}
-)
+_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 
-@lru_cache(maxsize=64)
-def real_dtype(device: torch.device) -> torch.dtype:
-    """Return what sums are carried in on a device: float64, or float32 where it has none (Apple's, some of Intel's)."""
-    try:
-        torch.ones(1, dtype=torch.float64, device=device).add_(1)
-    except (TypeError, RuntimeError):
-        return torch.float32
-    return torch.float64
+class _Rerun:
+    """One region that is being differentiated by itself, the outermost of its thread, and what is to be done after it."""
+
+    __slots__ = ("__weakref__", "ends", "mark")
+
+    def __init__(self, mark: weakref.ref[Any] | None) -> None:
+        self.mark = mark  # something that lives as long as this run of the region
+        self.ends: list[Callable[[], None]] = []
 
 
-def write_part(
-    flat: torch.Tensor, start: int, offset: int, groups: int, *, counts: torch.Tensor, sums: torch.Tensor
-) -> None:
-    """Measure one part of a tensor into its record.
+_reruns: dict[int, _Rerun] = {}  # by thread
 
-    Args:
-        flat: at most ``PART_SIZE`` elements, contiguous, of a supported dtype.
-        start: how many elements of the tensor come before; a multiple of ``PART_SIZE``.
-        offset: flat index of the tensor's first element in the whole that it is a shard of, for the sketch.
-        groups: bits of ``RowBuffer.groups``: what is wanted.
-        counts: int64 (6,), on the device of ``flat``; gets the whole numbers in the order of ``PART_COUNTS``.
-        sums: float64 or float32 (70,), on that device; gets the numbers in the order of ``PART_SUMS``, then the sketch.
+
+def _region() -> tuple[FrameType | None, Any]:
+    """Return the frame of the outermost region that runs again around the present backward pass, and its mark.
+
+    What is left of a pass that failed is forgotten here.
     """
-    real = sums.dtype
-    values = _values(flat, real)
-    finite = None if not (flat.is_floating_point() or flat.is_complex()) else torch.isfinite(values)
-    clean = values if finite is None else torch.where(finite, values, 0.0)
-    counted, summed, scaled = _statistics(values, clean, finite, real)
-    if groups & GROUP_DIGEST:
-        first = start * flat.element_size() // _PAGE_BYTES
-        counted[PART_COUNTS.index("cells")] = _digest_cells(flat, first)
-    torch.stack(counted, out=counts[: len(PART_COUNTS)])
-    torch.stack(summed, out=sums[: len(PART_SUMS)])
-    if groups & GROUP_SKETCH:
-        at = offset + start
-        if flat.is_complex():
-            halves = torch.view_as_real(flat).reshape(-1)
-            scale = summed[PART_SUMS.index("scale")].to(halves.dtype)
-            scaled, at = torch.where(torch.isfinite(halves), halves, 0.0) * scale.reciprocal(), 2 * at
-        sums[len(PART_SUMS) :][:SKETCH_SIZE].copy_(_sketch(scaled, at, real))
+    outermost: FrameType | None = None
+    for frame in _region_frames():
+        outermost = frame
+    arguments = () if outermost is None else outermost.f_locals.get("args", ())
+    mark = next((one for one in arguments if isinstance(one, torch.Tensor)), None)
+    thread = threading.get_ident()
+    known = _reruns.get(thread)
+    if known is not None and (outermost is None or known.mark is None or known.mark() is not mark):
+        del _reruns[thread]
+    return outermost, mark
 
 
-def _values(flat: torch.Tensor, real: torch.dtype) -> torch.Tensor:
-    """Give the numbers to measure, as float32 where that holds them exactly, else as ``real``."""
-    if flat.is_complex():
-        halves = torch.view_as_real(flat).to(real)
-        one, other = halves[..., 0], halves[..., 1]
-        infinite = torch.isinf(one) | torch.isinf(other)  # also beside a NaN, as C99's hypot has it
-        return torch.where(infinite, torch.inf, torch.hypot(one, other))
-    if flat.dtype in (torch.float32, real):
-        return flat
-    narrow = flat.dtype in _EXACT_IN_FLOAT32 or (flat.is_floating_point() and flat.element_size() == 1)
-    return flat.to(torch.float32 if narrow else real)
+def _at_outermost_end(fn: Callable[[], None], frame: FrameType | None, mark: Any) -> bool:
+    """Call ``fn`` when the outermost backward pass ends; False where that is the present one and nothing comes in parts."""
+    if frame is None:
+        if not reentry_is_possible():
+            return False
+        _queue_callback(fn)
+        return True
+    thread = threading.get_ident()
+    rerun = _reruns.get(thread)
+    if rerun is None:
+        rerun = _reruns[thread] = _Rerun(None if mark is None else weakref.ref(mark))
+        reference = weakref.ref(rerun)
+
+        def region_ended(*gradients: Any) -> None:
+            handle.remove()
+            ended = reference()
+            if ended is not None and _reruns.get(thread) is ended:
+                del _reruns[thread]
+                for end in ended.ends:  # we are in the outermost pass again
+                    _queue_callback(end)
+
+        handle = frame.f_locals["ctx"].register_hook(region_ended)
+    rerun.ends.append(fn)
+    return True
 
 
-def _statistics(
-    values: torch.Tensor, clean: torch.Tensor, finite: torch.Tensor | None, real: torch.dtype
-) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Return the counts and the sums, without dimensions, and the values divided by the scale.
-
-    ``clean`` is ``values`` with 0 for what is not ``finite``.
-    """
-    zeros = (values == 0).sum()
-    none = torch.zeros_like(zeros)
-    if finite is None:
-        low, high = values.amin(), values.amax()
-        n, infinite = none + values.numel(), [none, none, none]
-    else:
-        low = torch.where(finite, values, torch.inf).amin()
-        high = torch.where(finite, values, -torch.inf).amax()
-        n, infinite = (
-            finite.sum(),
-            [torch.isnan(values).sum(), (values == torch.inf).sum(), (values == -torch.inf).sum()],
-        )
-    integer, exponent, least, most = _EXPONENT[values.dtype]
-    scale = (torch.maximum(-low, high).view(integer) & exponent).view(values.dtype).clamp(least, most)
-    scaled = clean * scale.reciprocal()  # exact: no square over- or underflows
-    shift = (scaled.sum(dtype=real) / n).to(values.dtype)
-    apart = scaled - shift
-    if finite is not None:
-        apart = torch.where(finite, apart, 0.0)
-    sums = [low, high, scale, shift, apart.sum(dtype=real), apart.square_().sum(dtype=real)]
-    return [n, *infinite, zeros, none], [figure.to(real) for figure in sums], scaled
+def _region_frames() -> Iterator[FrameType]:
+    for frame in callers():
+        if frame.f_code.co_name == "backward" and hasattr(frame.f_locals.get("ctx"), "run_function"):
+            yield frame
 
 
-# --- the sketch ------------------------------------------------------------------------------------------------------
-def _signed(word: int) -> int:
-    """Return the number whose 64 bits, as a signed integer, are those of ``word``."""
-    return (word & (2**64 - 1)) - (2**64 if word & (1 << 63) else 0)
+class Sum:
+    """The sum of the parts so far; held by the pass that it belongs to."""
+
+    __slots__ = ("__weakref__", "before", "total")
+
+    def __init__(self) -> None:
+        self.total: Any = None
+        self.before: torch.Tensor | None = None  # .grad as this pass found it
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Take one part in."""
+        with torch.no_grad():
+            # torch may go on adding to the very tensor that it gave us
+            self.total = gradient.clone() if self.total is None else self.total + gradient
 
 
-def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
-    return (words >> by) & ((1 << (64 - by)) - 1)  # signed integers shift their sign in
+class Parts:
+    """The parts of one parameter's gradient."""
+
+    __slots__ = ("_leaf", "_sum")
+
+    def __init__(self, leaf: torch.Tensor) -> None:
+        self._leaf = weakref.ref(leaf)
+        self._sum: weakref.ref[Sum] | None = None
+
+    def waiting(self, give: Callable[[torch.Tensor], torch.Tensor | None]) -> Sum | None:
+        """Return what this gradient is to be added to; None where it is all there is to come.
+
+        At the end of the outermost pass ``give`` is called with the sum, and returns its replacement or None.
+        """
+        place = _region()
+        known = None if self._sum is None else self._sum()
+        leaf = self._leaf()
+        if known is not None or leaf is None:
+            return known
+        begun = Sum()
+        if not _at_outermost_end(partial(self._end, begun, give), *place):
+            return None
+        if leaf.grad is not None:
+            with torch.no_grad():
+                begun.before = leaf.grad.clone()
+        self._sum = weakref.ref(begun)
+        return begun
+
+    def _end(self, whole: Sum, give: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._sum = None
+        new = give(whole.total)
+        leaf = self._leaf()
+        if new is not None and leaf is not None:
+            with torch.no_grad():
+                leaf.grad = new if whole.before is None else whole.before + new
 
 
-def _mix64(words: torch.Tensor) -> torch.Tensor:
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
+class Once:
+    """Something that is done once a backward pass, at its end where it would be done in parts."""
 
+    __slots__ = ("_waiting",)
 
-def _weyl(start: int, count: int, device: torch.device) -> torch.Tensor:
-    numbers = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=device)
-    return numbers * _signed(int(GOLDEN))
+    def __init__(self) -> None:
+        self._waiting: weakref.ref[Sum] | None = None
 
+    def wait(self, fn: Callable[[], None]) -> bool:
+        """Have ``fn`` called at the end of the outermost pass, if it is not waiting already; False where it can run now."""
+        place = _region()
+        if self._waiting is not None and self._waiting() is not None:
+            return True
+        mark = Sum()
+        if not _at_outermost_end(partial(self._end, mark, fn), *place):
+            return False
+        self._waiting = weakref.ref(mark)
+        return True
 
-def _projection(block: int, blocks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sign of each element, int8, and which element goes into each bucket, int64; both (blocks, 64)."""
-    lanes = torch.arange(SKETCH_SIZE, dtype=torch.int64, device=device)
-    bits = _mix64(_weyl(block, blocks, device))[:, None]
-    signs = 1 - 2 * ((bits >> lanes) & 1).to(torch.int8)
-    return signs, lanes ^ _shifted(bits * _signed(_ROTATION), 58)
-
-
-@lru_cache(maxsize=16)
-def _first_projection(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep the projection of a tensor's first part: 9 MiB a device, and most tensors need no other."""
-    with torch.inference_mode(mode=False):
-        return _projection(0, PART_SIZE // SKETCH_SIZE, device)
-
-
-def _sketch(values: torch.Tensor, start: int, real: torch.dtype) -> torch.Tensor:
-    before, block = start % SKETCH_SIZE, start // SKETCH_SIZE
-    blocks = -(-(before + values.numel()) // SKETCH_SIZE)
-    if blocks * SKETCH_SIZE != values.numel():
-        behind = blocks * SKETCH_SIZE - before - values.numel()
-        values = torch.constant_pad_nd(values, [before, behind], 0)
-    if block == 0 and blocks <= PART_SIZE // SKETCH_SIZE and not _is_fake(values):
-        signs, sources = _first_projection(values.device)
-        signs, sources = signs[:blocks], sources[:blocks]
-    else:
-        signs, sources = _projection(block, blocks, values.device)
-    return (values.view(blocks, SKETCH_SIZE) * signs).gather(1, sources).sum(0, dtype=real)
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch._subclasses.FakeTensor)
-
-
-# --- the digest ------------------------------------------------------------------------------------------------------
-def _digest_cells(flat: torch.Tensor, first_page: int) -> torch.Tensor:
-    """Return the sum of the mixed cells of the part's pages, modulo 2**64."""
-    device = flat.device
-    size = flat.numel() * flat.element_size()
-    stripes = -(-size // _STRIPE_BYTES)
-    pages = -(-stripes // _STRIPES)
-    data = flat.view(torch.uint8)
-    if pages * _PAGE_BYTES != size:
-        data = torch.constant_pad_nd(data, [0, pages * _PAGE_BYTES - size], 0)
-    elif data.storage_offset() % 8:
-        data = data.clone()
-    words = data.view(torch.int64).view(pages, _STRIPES, _LANES)
-    keys = _mix64(_weyl(0, _STRIPES * _LANES, device) + _signed(int(SEED))).view(_STRIPES, _LANES)
-    keyed = words ^ keys
-    products = (keyed & _LOW_HALF).mul_(_shifted(keyed, 32))
-    products.view(-1, _LANES)[stripes:] = 0  # stripes that hold no data take no part
-    neighbours = words.sum(1).view(pages, _LANES // 2, 2).flip(2).view(pages, _LANES)
-    cells = (products.sum(1) + neighbours).view(-1)
-    return _mix64(cells + _weyl(first_page * _LANES, pages * _LANES, device)).sum()
+    def _end(self, mark: Sum, fn: Callable[[], None]) -> None:
+        self._waiting = None
+        fn()

@@ -5,6 +5,8 @@ Everything here is plain data: a reader needs nothing but JSON to know whether i
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import msgspec
@@ -73,7 +75,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         format_version: `major.minor` of the format.
         complete: whether the recording was closed; false while it is being written, and after a kill.
         partial: why something that was asked for is not in it; None when all is.
-        error: the exception that ended what was recorded, None where it ended well.
+        error: the exception that ended what was recorded, as type and message, `"ValueError: bad batch"`,
+            `"KeyboardInterrupt"`, `"SystemExit: 3"`; None where it ended well, and where nobody could say since it was killed.
         resumed: the steps from which it was gone on with, after it had ended early.
         lost_rows: rows that were handed over and not stored, because of `partial`.
         tensors_stopped: why tensors were no longer stored from some point on (`budget=`), rows going on.
@@ -162,8 +165,22 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def json_schema() -> dict[str, Any]:
-        """Give the JSON Schema of `recording.json`."""
-        return msgspec.json.schema(Manifest)
+        """Give the JSON Schema of `recording.json`, each field with its meaning."""
+        schema = msgspec.json.schema(Manifest)
+        for name, kind in (("Manifest", Manifest), ("Model", Model), ("Git", Git), ("Cost", Cost)):
+            described = schema["$defs"][name]
+            text = inspect.getdoc(kind) or ""
+            described["description"] = text.partition("\n")[0]
+            for field, words in _meanings(text).items():
+                described["properties"][field]["description"] = words
+        schema["$defs"]["Manifest"]["required"] = ["format_version"]
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """Read the section on attributes: field -> what it means."""
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", docstring.partition("Attributes:\n")[2], re.M)
+    return {name: " ".join(words.split()) for name, words in entries}
 
 
 class _Head(msgspec.Struct):

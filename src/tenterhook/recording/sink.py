@@ -56,3 +56,7 @@ class Sink(Protocol):
             modules: rows of the schema `MODULES`.
         """
         ...
+
+    def abandon(self) -> None:
+        """End where nothing was recorded, since the session could not begin: what the sink made is taken away again."""
+        ...

@@ -31,6 +31,7 @@ __all__ = [
     "claim",
     "publish",
     "rank_folder",
+    "take_back",
     "take_over",
     "write_manifest",
 ]
@@ -86,7 +87,7 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
     except FileExistsError as error:
         raise TargetError(f"{target} is being written by another process; choose another directory") from error
     except OSError as error:
-        _take_back(made)
+        take_back(made)
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
     return folder
 
@@ -106,8 +107,11 @@ def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
 
 
-def _take_back(made: list[Path]) -> None:
-    # What could not be begun is not left behind; what cannot be removed either is in the error that follows anyway.
+def take_back(made: list[Path]) -> None:
+    """Remove the folders of a recording that could not be begun, the outermost first; what is not ours stays.
+
+    What cannot be removed is left: why it could not be begun is in the error that follows.
+    """
     for folder in reversed(made):
         with contextlib.suppress(OSError, TargetError):
             (folder / MANIFEST_NAME).unlink(missing_ok=True)
@@ -140,6 +144,11 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
     if not overwrite:
         if world > 1 and not own.exists() and _worlds(target) <= {world}:
             return  # the other ranks of this run share the directory
+        if not (target / MANIFEST_NAME).is_file():
+            raise TargetError(
+                f"{target} is a directory already, and not a recording; "
+                f"give the recording a name of its own: {target / 'NAME.thk'}"
+            )
         raise TargetError(
             f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
         )

@@ -26,7 +26,7 @@ from tenterhook.recording.resume import resume as resume_recording
 from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tenterhook.recording.shards import SHARD_BYTES, ShardWriter
-from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, rank_folder, write_manifest
+from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, rank_folder, take_back, write_manifest
 from tenterhook.recording.tensors import write_index
 
 __all__ = ["DiskSink"]
@@ -90,6 +90,7 @@ class DiskSink:
         self.path = Path(target).absolute()
         self._pid = os.getpid()
         self._rank = rank
+        self._world = manifest.world
         self._budget = budget
         self._accepted = 0
         self._tensors_stopped: str | None = None
@@ -183,6 +184,19 @@ class DiskSink:
         except OSError as error:
             manifest.complete = False
             self._worker.fail(error)
+
+    def abandon(self) -> None:
+        """End where nothing was recorded: what was made is removed; a recording that was to be gone on with stays as it is."""
+        if self._closed or self._foreign():
+            return
+        self._closed = True
+        self._finalizer.detach()
+        self._worker.finish()
+        folder = rank_folder(self.path, self._rank)
+        if self.resumed is not None:
+            (folder / CLAIM_NAME).unlink(missing_ok=True)
+        else:
+            take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])
 
     def _foreign(self) -> bool:
         return os.getpid() != self._pid

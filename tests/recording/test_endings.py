@@ -1,0 +1,115 @@
+"""A recording says how its run ended; one that could not begin leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tenterhook as th
+from tenterhook.recording import DiskSink, Manifest
+from tests.recording.synthetic import modules_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("bad batch"), "ValueError: bad batch"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit: 3"),
+        (None, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_the_body_that_raised_is_told(tmp_path: Path, error: BaseException | None, words: str, disk: bool) -> None:
+    model = net()
+    rec = th.record(model, to=tmp_path / "a.thk" if disk else None)
+    try:
+        with rec:
+            model(torch.ones(1, 2))
+            assert rec.ended_by is None and rec.recording.ended_by is None
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    recording = rec.save(tmp_path / "b.thk")
+    assert rec.ended_by == recording.ended_by == th.open(tmp_path / "b.thk").ended_by == words
+    assert recording.manifest.complete and len(recording.order()) == 3
+
+
+SCRIPT = """
+import sys, torch
+net = torch.nn.Linear(2, 1)
+net(torch.ones(1, 2))
+{end}
+"""
+ENDS = {
+    "raise ValueError('bad batch')": ("ValueError: bad batch", 1),
+    "raise KeyboardInterrupt": ("KeyboardInterrupt", -2),
+    "sys.exit('no data')": ("SystemExit: no data", 1),
+    "sys.exit(7)": ("SystemExit: 7", 7),
+    "sys.exit(0)": (None, 0),
+    "pass": (None, 0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_script_that_failed_is_told(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
+    command = [sys.executable, "-m", "tenterhook", "record", "-o", "a.thk", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    words, code = ENDS[end]
+    assert done.returncode == code, done.stderr
+    recording = th.open(tmp_path / "a.thk")
+    assert recording.ended_by == words and recording.manifest.complete
+
+
+def test_of_several_ranks_each_says_its_own(tmp_path: Path) -> None:
+    for rank, error in enumerate([None, "ValueError: odd", "KeyboardInterrupt"]):
+        manifest = Manifest(rank=rank, world=3, error=error)
+        DiskSink(tmp_path / "a.thk", manifest, rank=rank, budget=None).close(manifest, modules_table())
+    assert th.open(tmp_path / "a.thk").ended_by == "rank 1: ValueError: odd; rank 2: KeyboardInterrupt"
+    assert th.open(tmp_path / "a.thk", ranks=[0]).manifest.complete
+
+
+@pytest.mark.parametrize("place", ["watch_model", "watching_edits"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_could_not_begin_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, resume: bool
+) -> None:
+    model, target = net(), tmp_path / "a.thk"
+    if resume:
+        with th.record(model, to=target):
+            for _ in range(3):
+                model(torch.ones(1, 2))
+    before = th.open(target).table("values").to_pylist() if resume else []
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise MemoryError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tenterhook.recorder.{place}", fails)
+        with pytest.raises(MemoryError, match="ours"), th.record(model, to=target, resume=resume):
+            raise AssertionError("the body ran")
+    assert not {thread.name for thread in threading.enumerate() if thread.name.startswith("tenterhook")}
+    assert target.exists() == resume
+    with th.record(model, to=target, resume=resume) as rec:  # nobody writes there
+        model(torch.ones(1, 2))
+    assert rec.resumed_from == (2 if resume else 0)  # its last step, since it was unfinished for a moment
+    kept = [row for row in before if row["step"] < 2]
+    assert th.open(target).table("values").to_pylist()[: len(kept)] == kept
+    assert th.open(target).steps == list(range(rec.resumed_from + 1))
