@@ -44,7 +44,7 @@ class Capture:
         self.backend = backend
         self.sink = sink
         self.options = options
-        self.tracker = Tracker(backend, on_step_begin, on_step_end)
+        self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.closed = False
@@ -57,6 +57,10 @@ class Capture:
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
+
+    def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        self.rows.send()
+        on_step_end(step)
 
     @property
     def active(self) -> bool:

@@ -205,6 +205,12 @@ class RowCapture:
             self._lock.release()
         return True
 
+    def send(self) -> None:
+        """Begin to bring over what devices have measured, without waiting for it."""
+        with self._lock:
+            if self._block.buffer.deferred:
+                self._block.buffer.send()
+
     def _next_block(self) -> ValueBlock:
         self._flush_values()
         return self._block
