@@ -229,6 +229,12 @@ class Capture:
             if self._wants_grad_output:
                 self._gradients.tap(call, "grad_output", slot, tensor, None)
 
+    def op_differentiated(self, call: LiveCall, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
+        """Wait for a gradient of a functional call, where the framework itself knows how."""
+        if self._wants_grad_output:
+            call.pending["grad_output", slot] = -1
+            put_on(partial(self._gradient, call, "grad_output", slot, None))
+
     def _failed(
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:

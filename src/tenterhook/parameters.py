@@ -56,14 +56,48 @@ def tap_parameter(
     *,
     accumulated: bool = False,
     edits: bool = False,
+    looks_at: Sequence[Any] | None = None,
 ) -> Detachable | str:
     """Call ``fn(gradient)`` once a backward pass, also for a parameter that gets its shape only at the first call.
+
+    ``looks_at`` are the modules that use it, ``module`` by default: where nobody else follows their calls, that is done here,
+    since some of these may lie in checkpointed regions.
 
     Returns:
         the tap, or the reason why no gradient can come.
     """
-    tap = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
-    return tap() if backend.numel(parameter) else LateTap(backend, module, parameter, tap)
+    put = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
+    tap = put() if backend.numel(parameter) else LateTap(backend, module, parameter, put)
+    users = [one for one in ((module,) if looks_at is None else looks_at) if one is not None]
+    return tap if isinstance(tap, str) or not users else _Watched(backend, users, tap, getattr(fn, "site", None))
+
+
+class _Watched:
+    """A tap on a parameter, with a look at the calls of its modules: some of them may lie in a region differentiated by itself.
+
+    The backend has to know of such regions before the first gradient comes, since it then comes in parts.
+    """
+
+    def __init__(self, backend: Backend, modules: Sequence[Any], tap: Detachable, site: object) -> None:
+        self._backend = backend
+        self._tap = tap
+        self.site = site  # by which th.installed_hooks knows whose this is
+        self._calls = [backend.attach(module, self._before, None) for module in modules]
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._backend.tracks_gradients():
+            self._backend.regions()
+
+    @property
+    def live(self) -> bool:
+        """Whether the tap is in place."""
+        return self._tap.live
+
+    def remove(self) -> None:
+        """Take both off. A second call does nothing."""
+        self._tap.remove()
+        for calls in self._calls:
+            calls.remove()
 
 
 class ParameterWatch:
@@ -119,6 +153,7 @@ class ParameterWatch:
                     module,
                     parameter,
                     partial(self._capture.guarded, self._gradient, watched, name),
+                    looks_at=(),
                 )
                 if isinstance(tap, str):
                     watched.ungraded[name] = tap

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +37,9 @@ from tenterhook.selection import Selection, describe, resolve
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tenterhook.recording.call import Call, ModuleView
+    from tenterhook.recording.call import Call
     from tenterhook.recording.coverage import Coverage
+    from tenterhook.recording.view import ModuleView
 
 __all__ = ["KINDS", "PARAMETER_KINDS", "Recorder", "capture_options", "check_kinds", "record"]
 
@@ -158,6 +159,7 @@ class Recorder:
         self._edits: EditWatch = []
         self._began_ns = 0
         self._recording: Recording | None = None
+        self._growing: Recording | None = None  # what is on the disk by now, while more comes
         self._modules_known: object = None
         if isinstance(sink, MemorySink):
             sink.before_read = self._hand_over
@@ -339,15 +341,19 @@ class Recorder:
 
     @property
     def recording(self) -> Recording:
-        """The recording as it stands. One that is written to disk can be read here once it is closed."""
+        """The recording as it stands; one that is written to disk is read from there."""
         if self._recording is None:
             if isinstance(self._sink, MemorySink):
                 self._recording = Recording(self._sink)
             elif self._state == "closed":
                 self._recording = open_recording(self._sink.path)
             else:
+                self._hand_over()
                 self._sink.flush()
-                return open_recording(self._sink.path)
+                if self._growing is None:
+                    self._growing = open_recording(self._sink.path)
+                self._growing.refresh()
+                return self._growing
         return self._recording
 
     @property
@@ -360,19 +366,28 @@ class Recorder:
         """What was changed for the session's time so that hooks see everything, as sentences."""
         return list(self._told)
 
-    def __getitem__(self, path: str) -> ModuleView:
+    def __getitem__(self, path: str) -> ModuleView | Any:
         """Return what was recorded of one module: ``.output``, ``.grad_output``, ``.input``, ``.grad_input``, ``.calls``.
+
+        An address, as they are printed, gives the module in one call (``rec["fc#0@3"]``) or one value
+        (``rec["fc:output#0@3"]``).
 
         Raises:
             NotRecordedError: no such module was recorded; the nearest names are listed.
         """
         return self.recording[path]
 
+    def __contains__(self, path: object) -> bool:
+        return path in self.recording
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.recording)
+
     def order(self) -> list[Call]:
         """Return all calls in execution order, forward and backward."""
         return self.recording.order()
 
-    def table(self, name: str) -> pa.Table:
+    def table(self, name: str = "") -> pa.Table:
         """Return the table ``calls``, ``values`` or ``modules``."""
         return self.recording.table(name)
 

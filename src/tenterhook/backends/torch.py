@@ -41,7 +41,7 @@ from tenterhook.backends._torch_editing import Bypass, clip_together, constant, 
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
-from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
@@ -257,7 +257,7 @@ class TorchBackend:
     def installed_hooks(self, model: nn.Module) -> list[InstalledHook]:
         return list_hooks(model)
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpMode:
         return OpMode(listener)
 
     def owns_forward(self, module: nn.Module) -> bool:
@@ -291,7 +291,7 @@ class TorchBackend:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
             return ShardTap(parameter, fn)
-        return tap_tensor(parameter, fn, None, None, edits=edits)
+        return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
@@ -301,6 +301,17 @@ class TorchBackend:
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
+
+    def origin(self, tensor: torch.Tensor) -> object:
+        return tensor.grad_fn
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        try:
+            return tensor.data_ptr() or None
+        except RuntimeError:  # no storage of its own: functorch wrapper
+            return None
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf

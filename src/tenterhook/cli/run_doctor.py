@@ -16,9 +16,8 @@ import tenterhook
 from tenterhook import stats
 from tenterhook.cli.console import stdout_console
 from tenterhook.cli.envelope import print_json
-from tenterhook.cli.places import newest
 from tenterhook.errors import RecordingError
-from tenterhook.recording import open_recording
+from tenterhook.recording import newest_recordings, open_recording
 from tenterhook.recording.schema import FORMAT_VERSION
 
 __all__ = ["Report", "report", "run"]
@@ -85,7 +84,7 @@ def report() -> Report:
         environment={
             name: os.environ[name] for name in sorted(os.environ) if name in VARIABLES or name.startswith(PREFIXES)
         },
-        recordings=[(str(path), _state(path)) for path in newest()[:_RECENT]],
+        recordings=[(str(path), _state(path)) for path in newest_recordings()[:_RECENT]],
     )
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from tenterhook.errors import RecordingError
 from tenterhook.recording.manifest import MANIFEST_NAME
 from tenterhook.recording.recording import Recording
 
-__all__ = ["find_recordings", "open_recording"]
+__all__ = ["PLACES", "find_recordings", "newest_recordings", "nth_newest", "open_recording"]
+
+PLACES = (Path("runs"), Path())
+"""Where recordings are looked for."""
 
 
 def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
@@ -19,14 +24,47 @@ def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
     is being written, what was there when a table is asked for.
 
     Args:
-        path: the directory, `NAME.thk`.
+        path: the directory, `NAME.thk`; or `@0` for the newest recording here or in `./runs`, `@1` for the one before.
         ranks: read these processes only.
 
     Raises:
         RecordingError: there is no such directory, it is not a recording, it is damaged, or written by a newer major
             version.
     """
-    return Recording.open(path, ranks=ranks)
+    if not isinstance(path, (str, os.PathLike)):
+        raise RecordingError(
+            f"a recording is opened by its path, open('runs/a.thk'), or open('@0') for the newest; "
+            f"got {type(path).__name__} {path!r:.40}"
+        )
+    numbered = re.fullmatch(r"@(\d+)", str(path))
+    return Recording.open(nth_newest(int(numbered[1])) if numbered else path, ranks=ranks)
+
+
+def newest_recordings() -> list[Path]:
+    """List the recordings here and in `./runs`, newest first."""
+    found = {
+        path: (path / MANIFEST_NAME).stat().st_mtime_ns
+        for folder in PLACES
+        if folder.is_dir()
+        for path in find_recordings(folder)
+    }
+    return sorted(found, key=lambda path: -found[path])
+
+
+def nth_newest(number: int) -> Path:
+    """Find a recording by its age: 0 is the newest here or in `./runs`.
+
+    Raises:
+        RecordingError: there are not so many.
+    """
+    known = newest_recordings()
+    if not known:
+        raise RecordingError("there is no recording here or in ./runs\nmake one: tenterhook record SCRIPT")
+    if number >= len(known):
+        raise RecordingError(
+            f"there is no recording @{number}: only {len(known)} here and in ./runs, @0 to @{len(known) - 1}"
+        )
+    return known[number]
 
 
 def find_recordings(folder: str | os.PathLike[str] = ".") -> list[Path]:

@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "_kernel_api.h"
 #include "_kernel_measure.h"
 #include "_kernel_sets.h"
 
@@ -230,6 +231,32 @@ static PyObject *rows_measure(PyObject *object, PyObject *const *args, Py_ssize_
     Py_RETURN_TRUE;
 }
 
+static int api_measure(PyObject *object, int64_t row, int dtype, const void *address, int dims, const int64_t *sizes,
+                       const int64_t *strides)
+{
+    Rows *self = (Rows *)object;
+    if (bad_row(self, row, 0)) return -1;
+    if (dtype < 0 || dtype >= DTYPE_COUNT) {
+        self->valid[row] = 0;
+        return 0;
+    }
+    Walk walk;
+    walk.first = address;
+    walk.itemsize = ITEMSIZE[dtype];
+    walk.dims = 0;
+    walk.numel = 1;
+    for (int i = 0; i < dims; i++) walk.numel *= sizes[i];
+    for (int i = 0; walk.numel && i < dims; i++)
+        if ((!strides || sizes[i] != 1) && !walk_push(&walk, sizes[i], strides ? strides[i] * walk.itemsize : walk.itemsize)) {
+            PyErr_SetString(PyExc_ValueError, "the tensor has more dimensions than can be walked");
+            return -1;
+        }
+    fill_row(self, row, dtype, &walk, 0);
+    return 1;
+}
+
+static const KernelApi kernel_api = {api_measure};
+
 static PyMethodDef rows_methods[] = {
     {"measure_flat", (PyCFunction)(void (*)(void))rows_measure_flat, METH_FASTCALL,
      "measure_flat(row, address, dtype_code, numel, offset=0) -> bool: measure contiguous memory."},
@@ -278,7 +305,10 @@ static int module_exec(PyObject *module)
     if (!type) return -1;
     int failed = PyModule_AddObjectRef(module, "Rows", type);
     Py_DECREF(type);
-    return failed;
+    PyObject *api = PyCapsule_New((void *)&kernel_api, KERNEL_API_NAME, NULL);
+    failed = failed || !api || PyModule_AddObjectRef(module, "api", api);
+    Py_XDECREF(api);
+    return failed ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
