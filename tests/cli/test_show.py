@@ -218,6 +218,26 @@ def test_the_newest_is_number_0(net: Path) -> None:
     assert "the older one" in show("@1").out
 
 
+def test_an_empty_recording_is_not_the_newest(net: Path) -> None:
+    write_empty(net.parent / "empty.thk")
+    assert json.loads(show("@0", "--json").out)["data"]["path"] == str(net)
+    assert show("@1").err == "tenterhook: there is no recording @1: only 1 here and in ./runs, @0 to @0\n"
+    assert show("empty").code == 4
+
+
+def test_where_all_recordings_are_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_empty(Path("a.thk"))
+    found = show("@0")
+    assert found.code == 3
+    assert found.err.splitlines()[1] == "  the newest one is empty: tenterhook show a.thk"
+
+
+def test_a_recording_that_has_just_begun_is_the_newest(net: Path) -> None:
+    write_net(Path("running.thk"), close=False)
+    assert "UNFINISHED" in show("@0").out
+
+
 @pytest.mark.parametrize("name", ["train", "train.thk", "runs/train", "runs/train.thk"])
 def test_short_names_are_found(net: Path, name: str) -> None:
     assert show(name).code == 0

@@ -110,8 +110,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
             f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
         )
     )
-    if not empty:
-        rows.append(("next", f"tenterhook show {to}"))
+    rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
 
 

@@ -105,11 +105,9 @@ def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _print_verdict(console: Console, page: Page) -> None:
     seen, manifest = page.overview, page.manifest
-    counts = [
-        of_steps(seen.steps, manifest.steps),
-        plural(seen.modules, "module"),
-        plural(sum(seen.calls.values()), "call"),
-    ]
+    counts = [of_steps(seen.steps, manifest.steps), plural(seen.modules, "module")]
+    counts += [plural(seen.functions, "function")] if seen.functions else []
+    counts.append(plural(sum(seen.calls.values()), "call"))
     text = f"{', '.join(counts)}, {plural(seen.values, 'value')}"
     rows: list[tuple[str, str]] = []
     if not manifest.complete:
@@ -247,7 +245,7 @@ def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
         row, guide = line.row, guides[line.row.seq]
         if not line.first:
             return f"{guide.continued}  {line.what}"
-        label, kind = guide.label, f" {row.type}" if row.type else ""
+        label, kind = guide.label, f" {row.type}" if row.type and not row.op else ""
         if several and row.depth == 0:
             label = f"{row.model}/{label}" if row.path else row.model
             if not row.path and row.type == row.model.partition("-")[0]:
