@@ -1,4 +1,4 @@
-"""Backward passes that are under way, the outermost of each thread.
+"""Backward passes that are under way, the outermost of each thread among them.
 
 Checkpointing with reentry differentiates each region in a pass of its own, inside of the pass that its user began. What
 belongs to the latter, such as the gradient of a parameter that several regions share, comes in parts then.
@@ -9,11 +9,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tenterhook.backends import Backend
 
-__all__ = ["OutermostPass", "OutermostPasses"]
+__all__ = ["OutermostPass", "OutermostPasses", "RunningPass"]
+
+CallT = TypeVar("CallT")
+
+
+class RunningPass(Generic[CallT]):
+    """A backward pass that is running, and the calls in it of which something is still to come.
+
+    To be held by the framework until the pass ends, so that one that fails is forgotten, too.
+    """
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[CallT] = []
 
 
 class OutermostPass:

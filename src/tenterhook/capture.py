@@ -7,60 +7,26 @@ follows their calls through a tracker, measures what flows, and hands blocks of 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tenterhook.aliasing import InputAliases
-from tenterhook.backends import Backend, Detachable, Suspendable
+from tenterhook.backends import Backend, Suspendable
+from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
+from tenterhook.gradient_capture import GradientCapture
 from tenterhook.notes import call_note, note_error
-from tenterhook.recording.blocks import CALL_ITEMS, ValueBlock, calls_batch
 from tenterhook.recording.sink import Sink
-from tenterhook.tracker import LiveCall, Tracker, Watched
-from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, replace_arguments
+from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
+from tenterhook.tracker import Tracker
+from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves
 
-__all__ = ["Capture", "CaptureOptions", "EventListener"]
+__all__ = ["Capture"]
 
 _log = logging.getLogger("tenterhook")
 
-_BLOCK_ROWS = 2048
-_CALL_ITEMS = len(CALL_ITEMS)
 _SAMPLED = 13  # of so many handlers one is timed; prime, so that no model's own rhythm falls in with it
-_IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
-_GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
-
-EventListener = Callable[[str, LiveCall, str, str, Any], None]
-"""``(event, call, kind, slot, tensor or error)``; events are ``start``, ``end``, ``raised``, ``value`` and ``backward``."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """What to look at; see :func:`tenterhook.record` for the meaning of each."""
-
-    kinds: frozenset[str]
-    statistics: bool = True
-    sketch: bool = True
-    recompute: bool = False
-    on_error: str = "warn"
-    scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
-    ops: bool | str = False  # functional calls: those of the user's modules, or "all"
-    tensors_dtype: str | None = None  # that kept tensors of floating point are stored in
-    to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
-    note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
-
-
-class _Pass:
-    """A backward pass that is running; held by the framework until its end, so that one that fails is forgotten, too."""
-
-    __slots__ = ("__weakref__", "calls")
-
-    def __init__(self) -> None:
-        self.calls: list[LiveCall] = []  # with gradients still missing
 
 
 class Capture:
@@ -78,34 +44,23 @@ class Capture:
         self.backend = backend
         self.sink = sink
         self.options = options
-        self.tracker = Tracker(backend, on_step_begin, on_step_end)
+        self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.closed = False
         self.hook_ns = 0
-        self.calls_recorded = 0
-        self.values_recorded = 0
-        self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
-        self._lock = threading.RLock()
-        self._calls: list[Any] = []  # the items of the rows, one row after the other
-        self._block = self._new_block()
-        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
-        self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
-        self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
-        self._untold: _Pass | None = None  # the newest one, where the framework does not tell when a pass ends
+        self.rows = RowCapture(backend, sink, options, self.tracker, listener)
+        self._gradients = GradientCapture(backend, self.tracker, self.rows, self._gradient, self.guarded)
         self._types = backend.tensor_types
-        self._measures = options.statistics
-        self._extra = options.scaler is not None
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
 
-    def _new_block(self) -> ValueBlock:
-        return ValueBlock(
-            _BLOCK_ROWS, sketch=self.options.statistics and self.options.sketch, digest=self.options.statistics
-        )
+    def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        self.rows.send()
+        on_step_end(step)
 
     @property
     def active(self) -> bool:
@@ -115,6 +70,11 @@ class Capture:
     @active.setter
     def active(self, value: bool) -> None:
         self.tracker.follows_calls = value
+
+    @property
+    def rows_recorded(self) -> int:
+        """Number of rows, of calls and of values."""
+        return self.rows.calls_recorded + self.rows.values_recorded
 
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:
@@ -194,11 +154,13 @@ class Capture:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
                 self._record_stale()
-            changed = (
-                self._before(call, module, args, kwargs)
-                if watched.wanted and watched.due and self.tracker.follows_calls
-                else None
-            )
+            changed = None
+            if watched.wanted and watched.due and self.tracker.follows_calls:
+                changed = self._before(call, module, args, kwargs)
+            elif watched.attachment is None:
+                self.tracker.end(
+                    watched
+                )  # the step that begins with this call is not recorded: its hooks have just come off
             if not call.seq % _SAMPLED:
                 self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed
@@ -227,7 +189,7 @@ class Capture:
             return
         try:
             now = self.tracker.now_ns()
-            seq = self._came(call, now, kind, slot, note, gradient)
+            seq = self._gradients.came(call, now, kind, slot, note, gradient)
             if not seq % _SAMPLED:
                 self.hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
         except Exception as error:
@@ -251,12 +213,12 @@ class Capture:
             self._listener("start", call, "", "", None)
         if self._wants_input and call.recorded:
             for slot, tensor in argument_leaves(bind_arguments(call.watched.input_names, args, kwargs), self._types):
-                self.value(call, "input", slot, tensor)
-        return self._alias_inputs(call, module, args, kwargs) if alias and self._wants_grad_input else None
+                self.rows.value(call, "input", slot, tensor)
+        return self._gradients.alias_inputs(call, module, args, kwargs) if alias and self._wants_grad_input else None
 
     def _after(self, call: LiveCall, now: int, module: Any, output: Any) -> None:
         if call.recorded:
-            self._call_row(call, now, None)
+            self.rows.call(call, now, None)
         if call.aliases is not None:
             aliases, call.aliases = call.aliases, None
             aliases.settle(f"{call.watched.type} at '{call.watched.name}'")
@@ -264,19 +226,25 @@ class Capture:
             return
         for slot, tensor in leaves(output, self._types):
             if self._wants_output and call.recorded:
-                self.value(call, "output", slot, tensor)
+                self.rows.value(call, "output", slot, tensor)
             if self._wants_grad_output and call.expects_gradient:
-                self._tap(call, "grad_output", slot, tensor, module)
+                self._gradients.tap(call, "grad_output", slot, tensor, module)
 
     def op_ended(self, call: LiveCall, output: Any, error: str | None) -> None:
         """Record a functional call; one that raised has no output."""
         if call.recorded:
-            self._call_row(call, self.tracker.now_ns(), error)
+            self.rows.call(call, self.tracker.now_ns(), error)
         for slot, tensor in () if error else leaves(output, self._types):
             if self._wants_output and call.recorded:
-                self.value(call, "output", slot, tensor)
+                self.rows.value(call, "output", slot, tensor)
             if self._wants_grad_output:
-                self._tap(call, "grad_output", slot, tensor, None)
+                self._gradients.tap(call, "grad_output", slot, tensor, None)
+
+    def op_differentiated(self, call: LiveCall, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
+        """Wait for a gradient of a functional call, where the framework itself knows how."""
+        if self._wants_grad_output:
+            call.pending["grad_output", slot] = -1
+            put_on(partial(self._gradient, call, "grad_output", slot, None))
 
     def _failed(
         self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
@@ -291,7 +259,7 @@ class Capture:
             call.aliases = None
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
-            self._call_row(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
+            self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:
             place = f"call {call.number} of step {call.step}"
             note_error(
@@ -314,238 +282,22 @@ class Capture:
                 call.aliases.drop()
                 call.aliases = None
             if call.recorded:
-                self._call_row(call, self.tracker.now_ns(), text)
-
-    def _call_row(self, call: LiveCall, now: int, error: str | None) -> None:
-        parent = call.parent
-        watched = call.watched
-        self._add_call(
-            (
-                watched.site(), call.seq, call.step, call.number, call.phase, 0, call.depth,
-                None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
-                call.thread, call.start_ns, None if error else now - call.start_ns, error, call.source,
-            )
-        )  # fmt: skip
-        if self._listener is not None:
-            self._listener("raised" if error else "end", call, "", "", error)
-
-    def _add_call(self, row: tuple[Any, ...]) -> None:
-        with self._lock:
-            self._calls.extend(row)
-            self.calls_recorded += 1
-            if len(self._calls) >= _BLOCK_ROWS * _CALL_ITEMS:
-                self._flush_calls()
-
-    # --- values ----------------------------------------------------------------------------------------------------
-    def value(
-        self, call: LiveCall, kind: str, slot: str, tensor: Any, *, backward: bool = False, note: str | None = None
-    ) -> int:
-        """Record one tensor of a call, ``backward`` of its backward pass; returns the number of the event."""
-        watched = call.watched
-        seq = self.tracker.next_seq()
-        site = watched.sites.get((kind, slot)) or watched.site(kind, slot)
-        key = None
-        if self._extra or watched.keep:
-            tensor, key, note = self._prepare(watched, kind, seq, tensor, note)
-        shape, dtype, device = self.backend.summary(tensor)
-        shard = self.backend.shard_offset(tensor)
-        with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
-            why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
-            block.cells += (
-                (row, site, seq, call.backward_seq, call.step, call.number, "backward", call.pass_number,
-                 shape, shard, dtype, device, key, why or note)
-                if backward else
-                (row, site, seq, call.seq, call.step, call.number, call.phase, 0, shape, shard, dtype, device, key, why or note)
-            )  # fmt: skip
-            self.values_recorded += 1
-        if self._listener is not None:
-            self._listener("backward" if backward else "value", call, kind, slot, tensor)
-        return seq
-
-    def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
-        """Record a parameter, its gradient or its update; belongs to no call."""
-        seq = self.tracker.next_seq()
-        tensor, key, note = self._prepare(watched, kind, seq, tensor, None)
-        shape, dtype, device = self.backend.summary(tensor)
-        shard = self.backend.shard_offset(tensor)
-        with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
-            why = self.backend.measure(tensor, block.buffer, row) if self._measures else None
-            block.cells += (
-                row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note
-            )  # fmt: skip
-            self.values_recorded += 1
-
-    def missing_gradient(self, call: LiveCall, kind: str, slot: str, note: str) -> None:
-        """Record that a gradient never came: None, which is not zero."""
-        watched = call.watched
-        with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
-            block.cells += (
-                row, watched.site(kind, slot), self.tracker.next_seq(), call.backward_seq, call.step, call.number,
-                "backward", call.pass_number, None, None, "none", None, None, note,
-            )  # fmt: skip
-            self.values_recorded += 1
-
-    def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
-        """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
-        token = self.backend.backward_token()
-        if token != self._scale[0] or token == -1:
-            self._scale = (token, float(self.options.scaler.get_scale()))
-        scale = self._scale[1]
-        return (gradient, None) if scale == 1 else (self.backend.unscaled(gradient, scale), f"unscaled by {scale:g}")
-
-    def _prepare(
-        self, watched: Watched, kind: str, seq: int, tensor: Any, note: str | None
-    ) -> tuple[Any, str | None, str | None]:
-        """Take loss scaling out of a gradient and keep the tensor, where that is wanted; returns tensor, key and note."""
-        if self.options.scaler is not None and kind in _GRADIENTS:
-            tensor, unscaled = self._unscale(tensor)
-            note = unscaled if note is None or unscaled is None else f"{note}; {unscaled}"
-        key = None
-        if watched.keep:
-            kept = self.backend.keep(tensor, self.options.tensors_dtype)
-            key = str(seq)
-            if not self.sink.write_tensor(key, self.backend.to_numpy(kept) if self.options.to_numpy else kept):
-                key = None  # over budget, or the disk is full: the manifest says so
-        return tensor, key, note
-
-    def _next_block(self) -> ValueBlock:
-        self._flush_values()
-        return self._block
-
-    # --- backward --------------------------------------------------------------------------------------------------
-    def _tap(
-        self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
-    ) -> Detachable | None:
-        tap = self.backend.tap(tensor, partial(self._gradient, call, kind, slot, note), module, self)
-        watched = call.watched
-        if isinstance(tap, str):
-            watched.no_gradient[tap] += 1
-            return None
-        call.pending[kind, slot] = -1  # the backward pass that brought it last
-        if self.backend.is_leaf(
-            tensor
-        ):  # its hooks outlive the graph: only the newest one stays, until the session ends
-            old = self._leaf_taps.pop(key := (id(tensor), id(watched), slot), None)
-            if old is not None:
-                old.remove()
-            self._leaf_taps[key] = tap
-        return tap
-
-    def _came(self, call: LiveCall, now: int, kind: str, slot: str, note: str | None, gradient: Any) -> int:
-        # Checkpointing without reentry never differentiates what it recomputed; with reentry it differentiates only that.
-        target = call.forward if call.forward is not None else call
-        token = self.backend.backward_token()
-        if target is not call and token != call.token:
-            self._outer_passes[token] = call.token  # with reentry a region's gradients come in a pass of their own
-        if target.token != token:
-            self._begin_backward(target, token, now)
-        target.watched.gradient_count += 1
-        pending = call.pending
-        pending[kind, slot] = token
-        if len(pending) > 1:
-            self._passes[token].calls.append(call)
-        return self.value(target, kind, slot, gradient, backward=True, note=note)
-
-    def _begin_backward(self, call: LiveCall, token: int, now: int) -> None:
-        call.token = token
-        call.pass_number += 1
-        call.backward_seq = self.tracker.next_seq()
-        if token not in self._passes:
-            running = self._passes[token] = _Pass()
-            if not self.backend.at_backward_end(partial(self.guarded, self._end_backward, token, running)):
-                self._untold = running
-        passes = [token]
-        while passes[-1] in self._outer_passes:
-            passes.append(self._outer_passes[passes[-1]])
-        parent = call.parent
-        while parent is not None and parent.token not in passes:
-            parent = parent.parent
-        call.backward_depth = 0 if parent is None else parent.backward_depth + 1
-        watched = call.watched
-        self._add_call(
-            (
-                watched.site(), call.backward_seq, call.step, call.number, "backward",
-                call.pass_number, call.backward_depth, None if parent is None else parent.backward_seq, call.seq,
-                self.tracker.thread(), now, None, None, call.source,
-            )
-        )  # fmt: skip
-
-    def _end_backward(self, token: int, running: _Pass) -> None:
-        """Tell the gradients that did not come from those that are zero."""
-        self._outer_passes.pop(token, None)
-        seen: set[int] = set()
-        self._passes.pop(token, None)
-        for call in running.calls:
-            if id(call) in seen:
-                continue
-            seen.add(id(call))
-            target = call.forward if call.forward is not None else call
-            for (kind, slot), last in call.pending.items():
-                if last != token:
-                    self.missing_gradient(target, kind, slot, "no gradient: not used by what was differentiated")
-
-    def _alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give the module aliases of its inputs, so that the gradient seen is the one through this module."""
-        names = call.watched.input_names
-        call.aliases = aliases = InputAliases(self.backend)
-
-        def tap(slot: str, tensor: Any, itself: bool) -> Detachable | None:
-            return self._tap(call, "grad_input", slot, tensor, *((module, _IN_PLACE) if itself else (None,)))
-
-        for slot, tensor in argument_leaves(bind_arguments(names, args, kwargs), self._types):
-            if self.backend.wants_gradient(tensor):
-                aliases.add(slot, tensor, tap if call.expects_gradient else None)
-        if not aliases.by_slot:
-            call.watched.no_gradient["no input requires a gradient"] += 1
-            return None
-        return replace_arguments(names, args, kwargs, aliases.by_slot)
+                self.rows.call(call, self.tracker.now_ns(), text)
 
     # --- handing over ----------------------------------------------------------------------------------------------
-    def flush(self, *, wait: bool = True) -> bool:
-        """Hand all rows gathered so far to the sink; False if some thread is busy with them and ``wait`` is not."""
-        if not self._lock.acquire(blocking=wait):
-            return False
-        try:
-            self._flush_calls()
-            self._flush_values()
-        finally:
-            self._lock.release()
-        return True
-
-    def _flush_calls(self) -> None:
-        if self._calls:
-            rows, self._calls = self._calls, []
-            self.sink.write_calls(calls_batch(rows))
-
-    def _flush_values(self) -> None:
-        if self._block.cells:
-            block, self._block = self._block, self._new_block()
-            self.sink.write_values(block.batch())
-
     def forked(self) -> None:
         """End in a child of the process: its parent's other threads may hold the lock there for ever."""
-        self._lock = threading.RLock()
+        self.rows.forked()
         self.closed = True
 
     def close(self) -> None:
         """Take everything off and hand over what is left."""
         self.closed = True
         self.detach()
-        for tap in list(self._leaf_taps.values()):
-            tap.remove()
-        self._leaf_taps.clear()
+        self._gradients.close()
         self.tracker.release()
         try:
-            self.flush()
+            self.rows.flush()
         except Exception as error:  # a fault of ours, which must not end somebody's training
             if self.options.on_error == "raise":
                 raise

@@ -9,8 +9,8 @@ from typing import Any
 
 from tenterhook.address import format_place
 from tenterhook.backends import Summary
+from tenterhook.calls import LiveCall
 from tenterhook.errors import TargetError
-from tenterhook.tracker import LiveCall
 
 __all__ = ["EventLog"]
 

@@ -49,7 +49,7 @@ def _run(ref: weakref.ref[Capture], stop: threading.Event, interval: float) -> N
         if capture is None or capture.closed:
             return
         try:
-            capture.flush(
+            capture.rows.flush(
                 wait=False
             )  # a signal may close the recording while the lock is held, and wait for this thread
         except Exception as error:  # a fault of ours ends the recording, never the run

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend
+from tenterhook.backward_passes import RunningPass
 from tenterhook.errors import HookError
 
 __all__ = ["CallGradients", "Gathering", "Gradients"]
@@ -162,15 +163,6 @@ class _Side:
         return Gradients([self.came.get(slot) for slot in self.slots], self.slots)
 
 
-class _Pass:
-    """A backward pass that is running; held by the framework until its end, so that one that fails is forgotten, too."""
-
-    __slots__ = ("__weakref__", "calls")
-
-    def __init__(self) -> None:
-        self.calls: list[CallGradients] = []
-
-
 class Gathering:
     """The calls of one session whose gradients are on their way."""
 
@@ -178,8 +170,12 @@ class Gathering:
         self.backend = backend
         self._clock = itertools.count()
         self.passes = 0  # backward passes that have reached some call
-        self._open: weakref.WeakValueDictionary[tuple[int, int], _Pass] = weakref.WeakValueDictionary()
-        self._untold: dict[tuple[int, int], _Pass] = {}  # where the framework does not tell when a pass ends
+        self._open: weakref.WeakValueDictionary[tuple[int, int], RunningPass[CallGradients]] = (
+            weakref.WeakValueDictionary()
+        )
+        self._untold: dict[
+            tuple[int, int], RunningPass[CallGradients]
+        ] = {}  # where the framework does not tell when a pass ends
 
     def tick(self) -> int:
         """Return the next point in the order of calls."""
@@ -191,7 +187,7 @@ class Gathering:
         key = (threading.get_ident(), token)
         running = self._open.get(key)
         if running is None:
-            running = self._open[key] = _Pass()
+            running = self._open[key] = RunningPass()
             self.passes += 1
             if not self.backend.at_backward_end(partial(self._finish, key, running)):
                 self._untold[key] = running
@@ -208,7 +204,7 @@ class Gathering:
             if call in running.calls:
                 running.calls.remove(call)
 
-    def _finish(self, key: tuple[int, int], running: _Pass) -> None:
+    def _finish(self, key: tuple[int, int], running: RunningPass[CallGradients]) -> None:
         self._open.pop(key, None)
         for call in sorted(running.calls, key=lambda one: -one.begun):
             call.finish()

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from tenterhook.address import format_place
-from tenterhook.backends import Backend
+from tenterhook.backends import Backend, OpTrace
+from tenterhook.calls import LiveCall, Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import TenterhookError
 from tenterhook.handles import in_callback
 from tenterhook.selection import Entry
-from tenterhook.tracker import LiveCall, Watched
 from tenterhook.values import leaves
 
 __all__ = ["OpCapture", "check_ops"]
@@ -34,6 +33,9 @@ class _Deaf:
         pass
 
     def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
+        pass
+
+    def differentiated(self, begun: Any, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
         pass
 
 
@@ -63,7 +65,7 @@ class OpCapture:
         self._capture = capture
         self._backend = capture.backend
         self._implementation = implementation
-        self._modes: dict[int, AbstractContextManager[Any]] = {}  # thread -> the mode that is on in it
+        self._modes: dict[int, OpTrace] = {}  # thread -> the mode that is on in it
         self._quiet: set[int] = set()  # threads in which code of ours runs
         self._followed: dict[Watched, bool] = {}
         self._ops: dict[tuple[Watched, str], Watched] = {}
@@ -75,16 +77,23 @@ class OpCapture:
 
     def _before(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)
+        self.begin_running_call()
+        return returned
+
+    def begin_running_call(self) -> None:
+        """Follow a call that begins, unless one around it is followed already."""
         thread = threading.get_ident()
         if thread not in self._modes and self._capture.active and not self._capture.closed:
             mode = self._backend.trace_ops(self)
             mode.__enter__()
             self._modes[thread] = mode
-        return returned
 
     def _after(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)
         if self._capture.tracker.running() is None:
+            mode = self._modes.get(threading.get_ident())
+            if mode is not None:
+                self._quietly(self._capture.guarded, mode.gives, arguments[-1])
             self._leave()
         return returned
 
@@ -139,6 +148,10 @@ class OpCapture:
             return
         self._number(call)
         self._capture.op_ended(call, output, None if error is None else f"{type(error).__name__}: {error}")
+
+    def differentiated(self, begun: LiveCall, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
+        """The framework has differentiated a call that has ended, and can tell of its gradient."""
+        self._quietly(self._capture.guarded, self._capture.op_differentiated, begun, slot, put_on)
 
     def _number(self, call: LiveCall) -> None:
         watched, parent = call.watched, call.around

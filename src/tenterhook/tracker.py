@@ -11,169 +11,16 @@ import contextlib
 import itertools
 import threading
 import time
-import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Literal
 
-from tenterhook.aliasing import InputAliases
-from tenterhook.backends import Backend, Detachable, Region, Suspendable
+from tenterhook.backends import Backend
 from tenterhook.backward_passes import OutermostPasses
-from tenterhook.recording.blocks import Site
-from tenterhook.selection import Entry
-from tenterhook.values import ParameterNames
+from tenterhook.calls import MOST_REPEATED, LiveCall, Watched
 
-__all__ = ["LiveCall", "Tracker", "Watched"]
-
-
-_MOST_REPEATED = 64  # calls of a module within which a checkpointing that is not the framework's is recognised
-
-
-class Watched:
-    """One module of one model under observation, with what the session knows of it."""
-
-    __slots__ = (
-        "aliases",
-        "attachment",
-        "call_count",
-        "closed",
-        "due",
-        "entry_parameters",
-        "every",
-        "gradient_count",
-        "input_names",
-        "is_root",
-        "keep",
-        "lost",
-        "model",
-        "no_gradient",
-        "numbers",
-        "path",
-        "raw_path",
-        "recomputed",
-        "ref",
-        "resting",
-        "sites",
-        "step",
-        "step_calls",
-        "type",
-        "ungraded",
-        "wanted",
-    )
-
-    def __init__(self, model: str, entry: Entry, *, wanted: bool, keep: bool = False) -> None:
-        self.model = model
-        self.path = entry.path
-        self.raw_path = entry.raw_path
-        self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
-        self.aliases = entry.aliases
-        self.is_root = entry.path == ""
-        self.ref: Callable[[], Any] = weakref.ref(entry.module)
-        self.wanted = wanted  # selected for recording; a root is followed also where it is not
-        self.keep = keep  # its tensors are kept, too
-        self.every = 1  # of the steps that are recorded, those whose number it divides
-        self.due = True  # recorded on this step
-        self.input_names: ParameterNames | None = None
-        self.attachment: Detachable | None = None
-        self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
-        self.closed = False  # gets no hooks: they would change what runs
-        self.lost = False  # somebody else took our hooks off
-        self.ungraded: dict[str, str] = {}  # parameters whose gradient has not come -> why, where it was asked for
-        self.entry_parameters = 0
-        self.call_count = 0
-        self.gradient_count = 0
-        self.no_gradient: Counter[str] = Counter()
-        self.step = -1
-        self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
-        self.step_calls: deque[LiveCall] = deque(maxlen=_MOST_REPEATED)
-        self.recomputed = 0
-        self.sites: dict[tuple[str, str], Site] = {}
-
-    def site(self, kind: str = "", slot: str = "") -> Site:
-        """Return what all rows of a kind and slot of this module have in common; of its calls without arguments."""
-        site = self.sites.get((kind, slot))
-        if site is None or site.model != self.model:  # a model gets its name after it was met
-            site = self.sites[kind, slot] = Site(self.model, self.path, self.type, kind, slot)
-        return site
-
-    def succeed(self, old: Watched) -> None:
-        """Go on where a module of the same place and make has left off."""
-        self.call_count, self.gradient_count = old.call_count, old.gradient_count
-        self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
-        self.sites = old.sites
-        self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
-        old.step_calls = deque()  # its calls refer to it: what is gone must not be kept by a cycle
-
-    @property
-    def name(self) -> str:
-        """The path, with a word for the root."""
-        return self.path or "(root)"
-
-
-class LiveCall:
-    """One call of a watched module, from its start until its last gradient."""
-
-    __slots__ = (
-        "aliases",
-        "around",
-        "backward_depth",
-        "backward_seq",
-        "depth",
-        "followed",
-        "forward",
-        "number",
-        "ops",
-        "parent",
-        "pass_number",
-        "pending",
-        "phase",
-        "recorded",
-        "regions",
-        "seq",
-        "source",
-        "start_ns",
-        "step",
-        "thread",
-        "token",
-        "tracks",
-        "watched",
-    )
-
-    def __init__(
-        self, watched: Watched, parent: LiveCall | None, seq: int, step: int, thread: int, start_ns: int
-    ) -> None:
-        self.watched = watched
-        self.parent = parent  # nearest enclosing call that is recorded
-        self.depth = 0 if parent is None else parent.depth + 1
-        self.seq = seq
-        self.step = step
-        self.thread = thread
-        self.start_ns = start_ns
-        self.number = 0
-        self.source: str | None = None  # of a functional call: the line of the user's code
-        self.around: LiveCall | None = None  # of a functional call, while it runs: the module's call that it is in
-        self.ops: list[LiveCall] | None = None  # functional calls in it, in order
-        self.followed = False  # its values and gradients are looked at
-        self.recorded = False  # it has a row of its own
-        self.phase = "forward"
-        self.forward: LiveCall | None = None  # of a recomputation: the call that it repeats
-        self.tracks = False  # gradients were tracked as it began
-        self.regions: Sequence[Region] = ()  # checkpointed regions that it runs in
-        self.token = -1  # of the backward pass that reached this call last; of a recomputation: that it runs in
-        self.pass_number = -1
-        self.backward_seq = -1
-        self.backward_depth = 0
-        self.pending: dict[tuple[str, str], int] = {}  # gradients expected -> backward pass that brought them last
-        self.aliases: InputAliases | None = None  # until the module has run
-
-    @property
-    def expects_gradient(self) -> bool:
-        """Whether gradients may come by way of this run of the call.
-
-        Checkpointing without reentry never differentiates what it recomputed, with reentry it differentiates only that.
-        """
-        return self.phase != "recompute" or (self.forward is not None and not self.forward.pending)
+__all__ = ["Tracker"]
 
 
 class _RegionCalls:
@@ -248,12 +95,24 @@ class Tracker:
         self._calls_in_step = False
         self._ended_by = 0  # id of the optimizer that ended the last step
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
+        self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
+        self.root_has_run = False
         self.step = 0
 
     @property
     def steps_seen(self) -> int:
         """Number of steps in which something was called."""
         return self.step + self._calls_in_step
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has been called in the present step."""
+        return self._calls_in_step
+
+    @property
+    def evaluation_goes_back(self) -> bool:
+        """Whether what is evaluated now, before the step's first call, goes with the step that has just ended."""
+        return self._steps_by == "optimizer"
 
     @property
     def needs_root(self) -> bool:
@@ -345,7 +204,7 @@ class Tracker:
         with self._lock:
             if watched.step != call.step:
                 watched.step = call.step
-                watched.step_calls = deque(maxlen=_MOST_REPEATED)
+                watched.step_calls = deque(maxlen=MOST_REPEATED)
                 watched.recomputed = 0
             last = numbers.get(call.thread)
             if last is None or last[0] != call.step:
@@ -446,6 +305,7 @@ class Tracker:
                 self.end_step()
         self._begin_step()
         self._roots_run.add(watched)
+        self.root_has_run = True
         return self.step
 
     def _begin_step(self) -> None:
@@ -457,8 +317,8 @@ class Tracker:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
         if self._steps_by == "user":
             return
-        # Of several optimizers that step together the first ends the step; where calls are not followed, that very one does.
-        if self._calls_in_step or (not self.follows_calls and id(optimizer) == self._ended_by):
+        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does.
+        if self._calls_in_step or (not self.sees_all and id(optimizer) == self._ended_by):
             self._steps_by = "optimizer"
             self._ended_by = id(optimizer)
             self.end_step()

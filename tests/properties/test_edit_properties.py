@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -68,9 +67,10 @@ _networks = st.lists(_blocks, min_size=1, max_size=3).map(
 )
 
 
-def build(fw: Adapter, block: Block, *, written: bool, seed: int, checkpoints: bool = True) -> Any:
+def build(fw: Adapter, block: Block, *, written: bool, seed: int) -> Any:
     """Make the module of a block; ``written``: with the edits in its code."""
     random = np.random.default_rng(seed)
+    checkpoints = "checkpoints" not in fw.lacks
 
     def make(block: Block) -> Any:
         inner = [make(one) for one in block.inside]
@@ -88,8 +88,13 @@ def build(fw: Adapter, block: Block, *, written: bool, seed: int, checkpoints: b
                 layer = fw.module("Residual", lambda self, x: x + self.inner(x), inner=layer)
             elif block.what == "twice":
                 layer = fw.module("Twice", lambda self, x: self.inner(self.inner(x)), inner=layer)
-            elif block.what == "checkpoint" and checkpoints:
-                layer = fw.checkpointed(layer)
+            elif block.what == "checkpoint":
+                whole = layer
+                layer = (
+                    fw.checkpointed(whole)
+                    if checkpoints
+                    else fw.module("Plain", lambda self, x: self.inner(x), inner=whole)
+                )
         if not written:
             return fw.module("Place", lambda self, x: self.it(x), it=layer)
         return fw.module("Place", lambda self, x: _in_code(self.it, x, block.edits), it=layer)
@@ -138,7 +143,6 @@ def assert_equal(run: Any, other: Any) -> None:
     np.testing.assert_array_equal(run.inputs[0], other.inputs[0])
 
 
-@pytest.mark.needs("operations")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(block=_networks, seed=st.integers(0, 1000), closes=st.booleans())
 def test_edited_runs_equal_the_edit_in_the_models_own_code(fw: Adapter, block: Block, seed: int, closes: bool) -> None:

@@ -52,7 +52,7 @@ def test_calls_and_flushes_from_several_threads_lose_nothing(tmp_path: Path) -> 
 
         def flush() -> None:
             while not stop.is_set():
-                rec._capture.flush()
+                rec._capture.rows.flush()
 
         flusher = threading.Thread(target=flush)
         flusher.start()
@@ -73,7 +73,7 @@ def test_a_forked_child_runs_the_model_unrecorded(tmp_path: Path) -> None:
     model = net()
     with th.record(model, kinds=["output"], to=tmp_path / "a.thk") as rec, torch.no_grad():
         model(torch.ones(2, 3))
-        with rec._capture._lock, warnings.catch_warnings():  # as if the other thread were flushing just now
+        with rec._capture.rows._lock, warnings.catch_warnings():  # as if the other thread were flushing just now
             warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
             child = os.fork()
             if child == 0:

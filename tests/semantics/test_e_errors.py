@@ -174,7 +174,7 @@ def test_a_fault_of_ours_ends_the_recording_and_not_the_run(
     net = mlp()
     before, x = hook_counts(net), torch.ones(2, 4)
     clean = net(x)
-    monkeypatch.setattr("tenterhook.capture._BLOCK_ROWS", 2)
+    monkeypatch.setattr("tenterhook.row_capture._BLOCK_ROWS", 2)
 
     def broken(self: MemorySink, batch: Any) -> None:
         raise Boom("disk on fire")
@@ -190,7 +190,8 @@ def test_a_fault_of_ours_ends_the_recording_and_not_the_run(
 
 def test_a_fault_of_ours_raises_where_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     net = mlp()
-    monkeypatch.setattr("tenterhook.capture.Capture.value", _fail)
+    monkeypatch.setattr("tenterhook.row_capture._BLOCK_ROWS", 2)
+    monkeypatch.setattr(MemorySink, "write_calls", _fail)
     with pytest.raises(Boom), th.record(net, on_error="raise"):
         net(torch.ones(2, 4))
 

@@ -10,11 +10,23 @@ import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tenterhook.backends._editing import EditingMethods, Instead, Layer
+from tenterhook.backends._types import (
+    After,
+    Before,
+    Detachable,
+    Failed,
+    InstalledHook,
+    OpListener,
+    OpTrace,
+    ParameterEntry,
+    Region,
+    Summary,
+    Suspendable,
+)
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
 from tenterhook.selection import Entry
@@ -31,6 +43,7 @@ __all__ = [
     "Instead",
     "Layer",
     "OpListener",
+    "OpTrace",
     "ParameterEntry",
     "Region",
     "Summary",
@@ -43,113 +56,6 @@ __all__ = [
 # Found by name when a tensor of the framework is asked for, so that reading a recording imports no framework.
 converters.register("torch", "tenterhook.backends._torch_arrays:CONVERTER")
 converters.register("mindspore", "tenterhook.backends._mindspore_arrays:CONVERTER")
-
-Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
-"""``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
-
-After = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any]
-"""``(module, args, kwargs, output)`` after a call; returns None, or a new output."""
-
-Failed = Callable[[Any, tuple[Any, ...], dict[str, Any], BaseException], None]
-"""``(module, args, kwargs, error)`` when the call raised instead."""
-
-Summary = tuple[tuple[int, ...], str, str]
-"""Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
-
-
-AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
-
-
-class Detachable(Protocol):
-    """Something that was put on and comes off."""
-
-    @property
-    def live(self) -> bool:
-        """Whether it is still in place: False after ``remove``, and when somebody else took it off."""
-        ...
-
-    def remove(self) -> None:
-        """Take it off. A second call does nothing."""
-        ...
-
-
-class Suspendable(Detachable):
-    """Hooks that can be taken off for a while, at less than the cost of removing them and putting on new ones.
-
-    A class to derive from, and no protocol: to ask whether an object fits a protocol costs more than it saves.
-    """
-
-    def suspend(self) -> bool:
-        """Take them off until ``resume``; False where that cannot be done now, and nothing was."""
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        """Put them on again, after those that are on by now."""
-        raise NotImplementedError
-
-
-class Region(Protocol):
-    """A part of a forward under activation checkpointing, which the backward pass runs again."""
-
-    def on_rerun(self, key: object, around: AroundT, attachment: Detachable | None = None) -> AroundT:
-        """Have it run inside ``around()`` whenever it is run again; a key's first registration holds and is returned.
-
-        Args:
-            key: whose registration this is.
-            around: makes the context.
-            attachment: hooks that are put back, if they have come off by then, for the time of the second run.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterEntry:
-    """A parameter, the module that owns it and its other names."""
-
-    name: str  # full name, "features.0.weight"
-    path: str  # path of the owning module
-    parameter: Any
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class InstalledHook:
-    """A hook that is on a model now; see :func:`tenterhook.installed_hooks`.
-
-    Attributes:
-        path: where: a module's path, a parameter's name, or words in parentheses for what is no part of the model.
-        kind: which of the framework's tables it is in: ``forward_pre``, ``forward``, ``backward``, ``load``, ...
-        function: the callback's name; of a hook put on through tenterhook, the user's callback.
-        source: ``file.py:12``, None where it is not written in Python.
-        owner: ``tenterhook``, or the package of the callback.
-        alive: whether it will be called.
-        note: why it will not, or what else is to be known of it.
-        hook: what stands in the framework's table.
-    """
-
-    path: str
-    kind: str
-    function: str
-    source: str | None
-    owner: str
-    alive: bool
-    note: str = ""
-    hook: Any = field(default=None, repr=False, compare=False)
-
-
-class OpListener(Protocol):
-    """What is told of functional calls."""
-
-    def begins(self, name: str, source: Callable[[], str | None]) -> Any:
-        """A function is about to be called; returns None where nobody wants to know, else what ``ends`` is given.
-
-        ``source`` gives the line of the user's code.
-        """
-        ...
-
-    def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
-        """It has returned ``output``, or raised ``error``."""
-        ...
 
 
 class Backend(EditingMethods, Protocol):
@@ -243,7 +149,7 @@ class Backend(EditingMethods, Protocol):
         """List all hooks that are on ``model``, whoever put them there, those of the whole process last."""
         ...
 
-    def trace_ops(self, listener: OpListener) -> AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpTrace:
         """Tell ``listener`` of every functional call that this thread makes inside the context.
 
         The context is entered and left in one thread; where contexts of others were entered in it and not left, leaving
@@ -295,6 +201,14 @@ class Backend(EditingMethods, Protocol):
 
     def version(self, tensor: Any) -> int | None:
         """Return a number that every in-place change alters, or None where the framework keeps none."""
+        ...
+
+    def origin(self, tensor: Any) -> object:
+        """Return the operation that differentiation takes the tensor for the result of; None for a leaf, or where unknown."""
+        ...
+
+    def address(self, tensor: Any) -> int | None:
+        """Return where the values lie in memory, None where that cannot be told."""
         ...
 
     def is_leaf(self, tensor: Any) -> bool:

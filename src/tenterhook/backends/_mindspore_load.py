@@ -28,6 +28,7 @@ __all__ = [
     "IncompatibleKeys",
     "LoadHookHandle",
     "hold_hook_point",
+    "load_hooks_of",
     "native_method",
     "register_load_param_hook",
     "register_load_post_hook",
@@ -209,6 +210,13 @@ def run_hooks_of_cell(cell: nn.Cell, missing_keys: list[str], unexpected_keys: l
     # A list, because a hook may remove itself or others.
     for entry in list(cell.__dict__.get(_ATTRIBUTE, _NO_HOOKS).values()):
         entry(cell, IncompatibleKeys(missing_keys, unexpected_keys), path)
+
+
+def load_hooks_of(cell: nn.Cell) -> list[_Entry]:
+    """List the hooks that are on this very cell, for either loader."""
+    found = [*cell.__dict__.get(_ATTRIBUTE, _NO_HOOKS).values()]
+    found += [one for one in (cell.__dict__.get(_STATE_DICT_ATTRIBUTE) or {}).values() if isinstance(one, _Entry)]
+    return [entry for entry in dict.fromkeys(found) if entry.hook is not None]
 
 
 def hold_hook_point() -> None:

@@ -10,11 +10,21 @@ from mindspore import context, nn
 from mindspore.common.recompute import _RecomputeCell, _WrapCell
 
 from tenterhook.backends import ParameterEntry
+from tenterhook.backends import _places as places
 from tenterhook.backends._mindspore_seams import OPTIMIZERS
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
 
-__all__ = ["blind_spots", "check", "has_optimizer", "is_compiled", "list_cells", "list_parameters"]
+__all__ = [
+    "blind_spots",
+    "check",
+    "has_optimizer",
+    "is_compiled",
+    "list_cells",
+    "list_parameters",
+    "optimizers_of",
+    "walk",
+]
 
 _CONTAINERS = (nn.CellList, nn.CellDict)
 _HIDDEN = (_RecomputeCell, _WrapCell, *OPTIMIZERS)
@@ -31,75 +41,39 @@ def _wrapped(cell: nn.Cell) -> str | None:
     return "_backbone" if isinstance(cell, nn.WithLossCell) else None
 
 
-def _walk(model: nn.Cell) -> Iterator[tuple[str, str, nn.Cell, bool]]:
-    """Yield (path, raw path, cell, is wrapper) in order of definition, shared cells once for each path."""
-    ancestors: set[int] = set()
+def walk(model: nn.Cell) -> Iterator[tuple[str, str, nn.Cell, bool]]:
+    """Yield (path, raw path, cell, is wrapper) for every path of every cell, the root first, depth first."""
+    return places.walk(model, _children, _wrapped)
 
-    def visit(cell: nn.Cell, path: str, raw: str) -> Iterator[tuple[str, str, nn.Cell, bool]]:
-        if id(cell) in ancestors:
-            return
-        ancestors.add(id(cell))
-        wrapped = _wrapped(cell)
-        yield path, raw, cell, wrapped is not None
-        for name, child in cell._cells.items():
-            if child is None or isinstance(child, _HIDDEN) or (wrapped and name == "grad_reducer"):
-                continue
-            child_path = path if name == wrapped else f"{path}.{name}" if path else name
-            yield from visit(child, child_path, f"{raw}.{name}" if raw else name)
-        ancestors.discard(id(cell))
 
-    return visit(model, "", "")
+def _children(cell: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    wrapped = _wrapped(cell)
+    for name, child in cell._cells.items():
+        if child is not None and not isinstance(child, _HIDDEN) and not (wrapped and name == "grad_reducer"):
+            yield name, child
 
 
 def list_cells(model: nn.Cell) -> list[Entry]:
     """List every cell once, under its first path."""
-    first: dict[int, tuple[str, str, nn.Cell]] = {}
-    aliases: dict[int, list[str]] = {}
-    for path, raw, cell, is_wrapper in _walk(model):
-        if is_wrapper:
-            continue  # the model inside bears the name
-        if id(cell) in first:
-            aliases.setdefault(id(cell), []).append(path)
-        else:
-            first[id(cell)] = (path, raw, cell)
-    return [
-        Entry(
-            path=path,
-            module=cell,
-            aliases=tuple(aliases.get(key, ())),
-            raw_path=raw,
-            type_names=tuple(cls.__name__ for cls in type(cell).__mro__ if cls is not object),
-            callable=not isinstance(cell, _CONTAINERS),
-        )
-        for key, (path, raw, cell) in first.items()
-    ]
+    return places.list_modules(walk(model), is_called=lambda cell: not isinstance(cell, _CONTAINERS))
 
 
 def list_parameters(model: nn.Cell) -> list[ParameterEntry]:
     """List every parameter once, under its first name."""
-    first: dict[int, tuple[str, str, mindspore.Parameter]] = {}
-    aliases: dict[int, list[str]] = {}
-    for path, _, cell, _ in _walk(model):
-        for name, held in cell._params.items():
-            if held is None:
-                continue
-            parameter = held if held.inited_param is None else held.inited_param
-            full = f"{path}.{name}" if path else name
-            if id(parameter) not in first:
-                first[id(parameter)] = (full, path, parameter)
-            elif full != first[id(parameter)][0]:
-                aliases.setdefault(id(parameter), []).append(full)
-    return [
-        ParameterEntry(full, path, parameter, tuple(aliases.get(key, ())))
-        for key, (full, path, parameter) in first.items()
-    ]
+    return places.list_parameters(walk(model), _own_parameters)
+
+
+def _own_parameters(cell: nn.Cell) -> Iterator[tuple[str, mindspore.Parameter]]:
+    for name, held in cell._params.items():
+        if held is not None:
+            yield name, held if held.inited_param is None else held.inited_param
 
 
 def check(model: nn.Cell) -> None:
     """Refuse graph mode and cells that were loaded as graphs."""
     if context.get_context("mode") == context.GRAPH_MODE:
         raise UnsupportedError(_GRAPH_MODE)
-    for path, _, cell, _ in _walk(model):
+    for path, _, cell, _ in walk(model):
         if isinstance(cell, nn.GraphCell):
             where = f"cell '{path}'" if path else "this cell"
             raise UnsupportedError(
@@ -120,7 +94,7 @@ def blind_spots(model: nn.Cell, *, compiled_runs_eager: bool) -> dict[str, str]:
     reasons: dict[str, str] = {}
     graph_mode = context.get_context("mode") == context.GRAPH_MODE
     compiled: list[str] = []
-    for path, _, cell, _ in _walk(model):
+    for path, _, cell, _ in walk(model):
         prefix = f"{path}." if path else ""
         if isinstance(cell, nn.MultiheadAttention):
             reasons[f"{prefix}out_proj"] = "weights used without calling the cell"
@@ -133,15 +107,19 @@ def blind_spots(model: nn.Cell, *, compiled_runs_eager: bool) -> dict[str, str]:
     return reasons
 
 
-def has_optimizer(model: nn.Cell) -> bool:
-    """Look for a live optimizer that holds a parameter of ``model``; ask once, it goes through all objects."""
+def optimizers_of(model: nn.Cell) -> Iterator[nn.Cell]:
+    """Find the live optimizers that hold a parameter of ``model``; ask rarely, it goes through all objects."""
     parameters = {id(entry.parameter) for entry in list_parameters(model)}
     if not parameters:
-        return False
+        return
     for candidate in gc.get_objects():
         # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
         if issubclass(type(candidate), OPTIMIZERS) and any(
             id(parameter) in parameters for parameter in getattr(candidate, "parameters", ())
         ):
-            return True
-    return False
+            yield candidate
+
+
+def has_optimizer(model: nn.Cell) -> bool:
+    """Whether some live optimizer holds a parameter of ``model``."""
+    return next(optimizers_of(model), None) is not None

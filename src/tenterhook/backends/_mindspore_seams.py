@@ -28,6 +28,7 @@ from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
 from tenterhook.backends import Instead
 from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
+from tenterhook.backends._mindspore_offers import offer
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
 
@@ -131,6 +132,8 @@ def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[s
     """Run a cell of the training machinery: what it calls for itself is no model, and an optimizer ends a step."""
     running = STATE.quiet.setdefault(threading.get_ident(), [])
     if isinstance(cell, OPTIMIZERS):
+        if not any(isinstance(other, OPTIMIZERS) for other in running):
+            args = offer(cell, args)
         for listener in tuple(STATE.steps_to_come):
             listener.fn(cell)
     running.append(cell)

@@ -13,10 +13,12 @@ from typing import Any
 
 import mindspore
 
+from tenterhook.backends._mindspore_offers import Wanted
 from tenterhook.backends._mindspore_passes import after_pass, in_pass, run_after_pass
 from tenterhook.backends._mindspore_seams import executor
+from tenterhook.backends._mindspore_watching import STATE, Hold
 
-__all__ = ["Tap", "tap_tensor", "version_of", "why_no_gradient"]
+__all__ = ["ParameterTap", "Tap", "tap_parameter", "tap_tensor", "taps_on", "version_of", "why_no_gradient"]
 
 
 def why_no_gradient(tensor: mindspore.Tensor) -> str | None:
@@ -119,6 +121,12 @@ def _port_of(tensor: mindspore.Tensor) -> _Port:
     return port
 
 
+def taps_on(tensor: mindspore.Tensor) -> list[Tap]:
+    """List the taps that are on a tensor now."""
+    ref, port = _ports.get(id(tensor), (None, None))
+    return list(port.taps) if port is not None and ref is not None and ref() is tensor else []
+
+
 def tap_tensor(
     tensor: mindspore.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
 ) -> Tap | str:
@@ -140,3 +148,38 @@ def tap_tensor(
             place -= 1
     taps.insert(place, tap)
     return tap
+
+
+class ParameterTap:
+    """A callback on the gradient of a parameter, from a backward pass or, where none shows it, from the optimizer's call."""
+
+    __slots__ = ("_hold", "_tap", "_wanted")
+
+    def __init__(self, tap: Tap, wanted: Wanted) -> None:
+        self._tap = tap
+        self._wanted = wanted
+        self._hold = Hold()
+        STATE.listens += 1
+
+    @property
+    def live(self) -> bool:
+        """Whether it is on."""
+        return self._tap.live
+
+    def remove(self) -> None:
+        """Take it off. A second call does nothing."""
+        if self._tap.live:
+            STATE.listens -= 1
+        self._tap.remove()
+        self._wanted.remove()
+        self._hold.release()
+
+
+def tap_parameter(parameter: mindspore.Parameter, fn: Callable[[Any], Any], *, edits: bool) -> ParameterTap | str:
+    """Call ``fn(gradient)`` once a backward pass, or once a step where only the optimizer is shown the gradient."""
+    wanted = Wanted(parameter, fn, edits=edits)
+    tap = tap_tensor(parameter, wanted, None, None, edits=edits)
+    if isinstance(tap, str):
+        wanted.remove()
+        return tap
+    return ParameterTap(tap, wanted)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +13,7 @@ from torch.nn.modules import module as _module_registries
 
 from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
+from tenterhook.backends._installed import callbacks_on, is_ours, record
 
 __all__ = ["list_hooks"]
 
@@ -45,7 +44,7 @@ def list_hooks(model: nn.Module) -> list[InstalledHook]:
     found: list[InstalledHook] = []
     blind = models.blind_spots(model)
     seen: set[int] = set()
-    for path, _, module, is_wrapper in models._walk(model):
+    for path, _, module, is_wrapper in models.walk(model):
         if id(module) in seen:
             continue
         seen.add(id(module))
@@ -75,20 +74,14 @@ def _of_module(path: str, module: nn.Module, note: str) -> Iterator[InstalledHoo
             else:
                 yield _record(path, kind, hook, note)
     for name, value in vars(module).items():
-        if name in ("forward", "__call__") or (_is_ours(value) and callable(value)):
-            for hook in _callbacks(value):
+        if name in ("forward", "__call__") or (is_ours(value) and callable(value)):
+            for hook in callbacks_on(value):
                 yield _record(path, f"replaced {name}", hook, note)
-
-
-def _callbacks(function: Any) -> list[Any]:
-    """The callbacks on a function that tenterhook wraps, or the function that somebody put in the place of a method."""
-    patch = getattr(function, "_self_wrapper", None)
-    return [function] if patch is None or not _is_ours(patch) else [*patch.before, *patch.after]
 
 
 def _taps(hook: Any) -> list[Any]:
     """The callbacks behind the one hook that the backend keeps on a tensor."""
-    return [tap.fn for tap in hook.taps] if _is_ours(hook) and hasattr(hook, "taps") else [hook]
+    return [tap.fn for tap in hook.taps] if is_ours(hook) and hasattr(hook, "taps") else [hook]
 
 
 def _of_tensor(name: str, tensor: torch.Tensor) -> Iterator[InstalledHook]:
@@ -114,62 +107,4 @@ def _of_optimizers(model: nn.Module) -> Iterator[InstalledHook]:
 
 
 def _record(path: str, kind: str, hook: Any, note: str = "") -> InstalledHook:
-    hook = getattr(hook, "hook", hook) if type(hook).__name__ == "_WrappedHook" else hook
-    ours = _is_ours(hook)
-    site = _site_of(hook) if ours else None
-    function = hook if site is None else site.fn
-    name = "(recording)" if ours and site is None else _name_of(function)
-    alive = not note
-    if site is not None:
-        if not site.live:
-            alive, note = False, "removed; stays until checkpointing has repeated its edits"
-        elif not note and site.kind != kind:
-            note = f"for {site.kind}"
-    return InstalledHook(
-        path, kind, name, _source_of(function), "tenterhook" if ours else _package_of(function), alive, note, hook,
-    )  # fmt: skip
-
-
-def _is_ours(hook: Any) -> bool:
-    hook = _innermost(hook)
-    return any(_package(getattr(one, "__module__", None)) == "tenterhook" for one in (type(hook), hook))
-
-
-def _site_of(hook: Any) -> Any:
-    """Find the record of the user's callback behind a hook of ours; None for a recording's."""
-    parts: list[Any] = [hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn"))]
-    parts += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-    for part in parts:
-        for one in (part, getattr(part, "__self__", None)):
-            if (site := getattr(one, "site", None)) is not None:
-                return site
-    return None
-
-
-def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _name_of(function: Any) -> str:
-    if isinstance(function, functools.partial):
-        return f"partial({_name_of(function.func)})"
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def _source_of(function: Any) -> str | None:
-    function = _innermost(function)
-    if not hasattr(function, "__code__") and not inspect.ismethod(function):
-        function = getattr(function, "__wrapped__", None) or type(function).__call__
-    code = getattr(function, "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def _package_of(function: Any) -> str:
-    function = _innermost(function)
-    return _package(getattr(function, "__module__", None) or type(function).__module__) or "other"
-
-
-def _package(module: Any) -> str:
-    return module.partition(".")[0] if isinstance(module, str) else ""
+    return record(path, kind, getattr(hook, "hook", hook) if type(hook).__name__ == "_WrappedHook" else hook, note)

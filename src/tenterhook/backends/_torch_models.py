@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from tenterhook.backends import ParameterEntry
+from tenterhook.backends import _places as places
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
 
@@ -24,6 +25,7 @@ __all__ = [
     "list_modules",
     "list_parameters",
     "running_modules",
+    "walk",
 ]
 
 
@@ -37,7 +39,6 @@ _WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module
     "OffloadWrapper": "_checkpoint_wrapped_module",
     "AveragedModel": "module",
 }
-_MOST_ALIASES = 16  # of one module; nested sharing has exponentially many paths
 
 
 def _wrapped_attribute(module: nn.Module) -> str | None:
@@ -55,26 +56,13 @@ def is_exported(value: object) -> bool:
     return type(value).__name__ == "ExportedProgram" and type(value).__module__.startswith("torch.export")
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
+def walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, bool]]:
     """Yield (path, raw path, module, is wrapper) for every path of every module, the root first, depth first."""
-    paths_of: dict[int, int] = {}
-    ancestors: set[int] = set()
+    return places.walk(model, _children, _wrapped_attribute)
 
-    def visit(module: nn.Module, path: str, raw: str) -> Iterator[tuple[str, str, nn.Module, bool]]:
-        key = id(module)
-        if key in ancestors or paths_of.get(key, 0) >= _MOST_ALIASES:
-            return
-        paths_of[key] = paths_of.get(key, 0) + 1
-        ancestors.add(key)
-        wrapped = _wrapped_attribute(module)
-        yield path, raw, module, wrapped is not None
-        for name, child in module._modules.items():
-            if child is not None:
-                child_path = path if name == wrapped else f"{path}.{name}" if path else name
-                yield from visit(child, child_path, f"{raw}.{name}" if raw else name)
-        ancestors.discard(key)
 
-    return visit(model, "", "")
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def _type_names(module: nn.Module) -> tuple[str, ...]:
@@ -87,49 +75,22 @@ def _type_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def list_modules(model: nn.Module) -> list[Entry]:
-    first: dict[int, tuple[str, str, nn.Module]] = {}
-    aliases: dict[int, list[str]] = {}
-    for path, raw, module, is_wrapper in _walk(model):
-        if is_wrapper:
-            continue  # the module inside bears the name
-        if id(module) in first:
-            aliases.setdefault(id(module), []).append(path)
-        else:
-            first[id(module)] = (path, raw, module)
-    return [
-        Entry(
-            path=path,
-            module=module,
-            aliases=tuple(aliases.get(key, ())),
-            raw_path=raw,
-            type_names=_type_names(module),
-            callable=not (isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward),
-        )
-        for key, (path, raw, module) in first.items()
-    ]
+    return places.list_modules(
+        walk(model),
+        _type_names,
+        lambda module: not (isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward),
+    )
 
 
 def list_parameters(model: nn.Module) -> list[ParameterEntry]:
-    first: dict[int, tuple[str, str, nn.Parameter]] = {}
-    aliases: dict[int, list[str]] = {}
-    for path, _, module, _ in _walk(model):
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            full = f"{path}.{name}" if path else name
-            if id(parameter) not in first:
-                first[id(parameter)] = (full, path, parameter)
-            elif full != first[id(parameter)][0]:
-                aliases.setdefault(id(parameter), []).append(full)
-    return [
-        ParameterEntry(full, path, parameter, tuple(aliases.get(key, ())))
-        for key, (full, path, parameter) in first.items()
-    ]
+    return places.list_parameters(
+        walk(model), lambda module: [(name, one) for name, one in module._parameters.items() if one is not None]
+    )
 
 
 def check(model: nn.Module) -> None:
     """Refuse models that accept no hooks, or accept them and never call them."""
-    for path, _, module, _ in _walk(model):
+    for path, _, module, _ in walk(model):
         if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             where = f"module '{path}'" if path else "this model"
             raise UnsupportedError(
@@ -141,7 +102,7 @@ def check(model: nn.Module) -> None:
 def blind_spots(model: nn.Module) -> dict[str, str]:
     """Path -> reason, for modules that run without being called."""
     reasons: dict[str, str] = {}
-    for path, _, module, _ in _walk(model):
+    for path, _, module, _ in walk(model):
         prefix = f"{path}." if path else ""
         if isinstance(module, nn.MultiheadAttention):
             reasons[f"{prefix}out_proj"] = "weights used without calling the module"
@@ -180,7 +141,7 @@ def _ancestors(name: str) -> Iterator[str]:
 
 def fused(model: nn.Module) -> set[str]:
     """Paths of the modules on which a hook keeps torch from the fused transformer path."""
-    paths = [(path, module) for path, _, module, _ in _walk(model)]
+    paths = [(path, module) for path, _, module, _ in walk(model)]
     layers = {path for path, module in paths if isinstance(module, nn.TransformerEncoderLayer)}
     return {path for path, _ in paths if path in layers or "" in layers or not layers.isdisjoint(_ancestors(path))}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +12,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tenterhook.backends import OpListener
+from tenterhook.backends._user_code import folder_of, line_of_user
 
 __all__ = ["OpMode", "is_builtin_forward"]
 
 _C: Any = torch._C
-_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of code, which are text
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
+_TORCH = folder_of(torch)
+_line_of_user = partial(line_of_user, _TORCH)
 _ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
-_MOST_FRAMES = 100
 
 
 class OpMode(TorchFunctionMode):
@@ -54,6 +54,9 @@ class OpMode(TorchFunctionMode):
         self._listener.ends(begun, args[0] if name == "__setitem__" else result, None)
         return result
 
+    def gives(self, value: Any) -> None:
+        """Nothing is left to do: a function's own result is what is differentiated."""
+
     def __exit__(self, *exception: object) -> None:
         """Take this mode off the stack, and only this one."""
         above = []
@@ -70,18 +73,6 @@ def _plain(name: str) -> str:
     """Take an operator's underscores (``__add__``) and an overload (``add.Tensor``) off; ``add_`` works in place and stays."""
     name = name.partition(".")[0]
     return name[2:-2] if len(name) > 4 and name[:2] == name[-2:] == "__" else name
-
-
-def _line_of_user() -> str | None:
-    frame = sys._getframe(2)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _OURS)):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
 
 
 def is_builtin_forward(module: nn.Module) -> bool:

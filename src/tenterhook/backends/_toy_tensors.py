@@ -40,7 +40,9 @@ class Tensor:
     def __matmul__(self, other: Tensor) -> Tensor:
         return make(self.data @ other.data, (self, lambda g: g @ other.data.T), (other, lambda g: self.data.T @ g))
 
-    def __add__(self, other: Tensor) -> Tensor:
+    def __add__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            return make(self.data + other, (self, lambda g: g))
         return make(
             self.data + other.data,
             (self, lambda g: _unbroadcast(g, self.shape)),
@@ -56,13 +58,67 @@ class Tensor:
             (other, lambda g: _unbroadcast(g * self.data, other.shape)),
         )
 
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Tensor:
+        return self * -1.0
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        return self + -other
+
+    def __truediv__(self, other: float) -> Tensor:
+        return make(_quietly(np.divide, self.data, other), (self, lambda g: _quietly(np.divide, g, other)))
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        quotient = _quietly(np.divide, other, self.data)
+        return make(quotient, (self, lambda g: _quietly(np.divide, -g * quotient, self.data)))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        def derive(gradient: np.ndarray) -> np.ndarray:
+            whole = np.zeros_like(self.data)
+            whole[index] = gradient
+            return whole
+
+        return make(self.data[index], (self, derive))
+
+    def __float__(self) -> float:
+        return float(self.data)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.data, dtype)
+
     def relu(self) -> Tensor:
         """Return max(x, 0)."""
         return make(np.maximum(self.data, 0), (self, lambda g: g * (self.data > 0)))
 
-    def sum(self) -> Tensor:
-        """Return the sum of all elements, shape ()."""
-        return make(self.data.sum(), (self, lambda g: np.broadcast_to(g, self.shape)))
+    def clamp(self, low: float | None = None, high: float | None = None) -> Tensor:
+        """Return the elements, brought between two bounds."""
+        inside = (self.data >= (-np.inf if low is None else low)) & (self.data <= (np.inf if high is None else high))
+        return make(np.clip(self.data, low, high), (self, lambda g: g * inside))
+
+    def sqrt(self) -> Tensor:
+        """Return the square roots."""
+        root = np.sqrt(self.data)
+        return make(root, (self, lambda g: g / (2 * root)))
+
+    def sum(self, axis: Any = None, *, keepdims: bool = False) -> Tensor:
+        """Return the sum of all elements, shape (), or along axes."""
+
+        def derive(gradient: np.ndarray) -> np.ndarray:
+            whole = gradient if axis is None or keepdims else np.expand_dims(gradient, axis)
+            return np.broadcast_to(whole, self.shape)
+
+        return make(self.data.sum(axis=axis, keepdims=keepdims), (self, derive))
+
+    def view(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the same elements in another shape."""
+        return make(self.data.reshape(shape), (self, lambda g: g.reshape(self.shape)))
+
+    def register_hook(self, fn: Callable[[Any], Any]) -> Tap:
+        """Call ``fn(gradient)`` when the gradient is known, after those already there; it may return another."""
+        tap = Tap(self, fn, None, None)
+        self.taps.insert(0, tap)
+        return tap
 
     def backward(self) -> None:
         """Fill ``grad`` of all leaves that this scalar came from; of those that came last, first."""
@@ -124,6 +180,11 @@ def make(data: Any, *sources: tuple[Tensor, Callable[[np.ndarray], np.ndarray]])
         made.requires_grad = True
         made.sources = list(sources)
     return made
+
+
+def _quietly(operation: Callable[..., Any], *operands: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return operation(*operands)
 
 
 def _unbroadcast(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

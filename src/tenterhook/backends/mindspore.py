@@ -32,12 +32,13 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
+from tenterhook.backends._mindspore_installed import list_hooks
 from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
-from tenterhook.backends._mindspore_taps import Tap, tap_tensor, version_of, why_no_gradient
+from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
@@ -117,9 +118,9 @@ class MindSporeBackend:
         return register_load_post_hook(module, fn)
 
     def installed_hooks(self, model: nn.Cell) -> list[InstalledHook]:
-        raise UnsupportedError("the hooks on a MindSpore cell cannot be listed\n  print(hooks) shows those of th.hooks")
+        return list_hooks(model, self.blind_spots(model))
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpMode:
         tell_once(MISSES)
         return OpMode(listener)
 
@@ -135,14 +136,16 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        hold = Hold(eager=model is not None)
+        eager = model is not None
+        del model  # a suspended frame would keep it alive
+        hold = Hold(eager=eager)
         told: list[str] = []  # gets a sentence for each compiled function as it is met
         STATE.told.append(told)
-        self._eager_sessions += model is not None
+        self._eager_sessions += eager
         try:
             yield told
         finally:
-            self._eager_sessions -= model is not None
+            self._eager_sessions -= eager
             STATE.told = [one for one in STATE.told if one is not told]
             hold.release()
 
@@ -164,13 +167,19 @@ class MindSporeBackend:
             return "requires_grad=False"
         if accumulated:
             return "MindSpore keeps no running sum of gradients: they are what value_and_grad returns"
-        return tap_tensor(parameter, fn, None, None, edits=edits)
+        return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         return tensor.view(tensor.shape)
 
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
+
+    def origin(self, tensor: Any) -> object:
+        return None
+
+    def address(self, tensor: Any) -> int | None:
+        return None
 
     def is_leaf(self, tensor: mindspore.Tensor) -> bool:
         return tensor._is_leaf

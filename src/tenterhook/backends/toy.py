@@ -7,9 +7,11 @@ is no model of speed. The contract tests hold it to the same behaviour as the re
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +26,7 @@ from tenterhook.backends import (
     Instead,
     Layer,
     OpListener,
+    OpTrace,
     ParameterEntry,
     Region,
     Summary,
@@ -52,9 +55,21 @@ class Module:
     def __init__(self) -> None:
         self.training = True
         self.hooks: list[_ToyHook] = []
+        self.instead: list[Instead] = []
         self.load_hooks: list[Callable[[Module, IncompatibleKeys], None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._call
+        for instead in self.instead:
+            call = partial(_bypassed, instead, call)
+        running = _running.setdefault(threading.get_ident(), [])
+        running.append(self)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            running.pop()
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         for hook in _any_call[:]:
             hook(self, args, kwargs)
         for hook in self.hooks[:]:
@@ -173,10 +188,15 @@ class SGD:
             fn(self)
 
 
+_running: dict[int, list[Module]] = {}  # thread -> modules that are being called, the innermost last
 _any_call: list[Callable[[Module, tuple[Any, ...], dict[str, Any]], None]] = []
 _before_step: list[Callable[[SGD], None]] = []
 _after_step: list[Callable[[SGD], None]] = []
 _optimizers: weakref.WeakSet[SGD] = weakref.WeakSet()
+
+
+def _bypassed(instead: Instead, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return instead(call, args, kwargs)
 
 
 class _ToyHook:
@@ -294,6 +314,9 @@ class ToyBackend:
         module.hooks.insert(place, hook)
         return hook
 
+    def running_modules(self) -> list[Any]:
+        return _running.get(threading.get_ident(), [])[::-1]
+
     def on_any_call(
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
@@ -312,7 +335,7 @@ class ToyBackend:
             for hook in vars(entry.module)["hooks"]
         ]
 
-    def trace_ops(self, listener: OpListener) -> contextlib.AbstractContextManager[Any]:
+    def trace_ops(self, listener: OpListener) -> OpTrace:
         raise UnsupportedError("the toy framework tells nobody of its functional calls\n  record without ops=True")
 
     def owns_forward(self, module: Module) -> bool:
@@ -327,6 +350,7 @@ class ToyBackend:
 
     @contextlib.contextmanager
     def seeing_everything(self, model: Any) -> Iterator[Sequence[str]]:
+        del model  # a suspended frame would keep it alive
         yield []
 
     def tap(self, tensor: Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None) -> Tap | str:
@@ -362,6 +386,12 @@ class ToyBackend:
 
     def version(self, tensor: Tensor) -> int | None:
         return 0  # nothing here works in place
+
+    def origin(self, tensor: Tensor) -> object:
+        return None
+
+    def address(self, tensor: Tensor) -> int | None:
+        return None
 
     def is_leaf(self, tensor: Tensor) -> bool:
         return not tensor.sources
@@ -401,7 +431,7 @@ class ToyBackend:
         return make(np.where(mask.data, new.data, old.data), (old, lambda g: np.where(mask.data, 0, g)))
 
     def bypass(self, module: Module, instead: Instead) -> Detachable:
-        raise UnsupportedError("the toy framework leaves no module out")
+        return _ListEntry(module.instead, instead)
 
     def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[Tensor]) -> list[Any]:
         leaves = [Tensor(tensor.data, requires_grad=True) for tensor in at]

@@ -30,7 +30,7 @@ class _Identity(toy.Module):
 class ToyAdapter(Adapter):
     name = "toy"
     dtype = "float64"
-    lacks = frozenset({"checkpoints", "assignment", "operations"})
+    lacks = frozenset({"checkpoints", "assignment"})
 
     def tensor(self, array: np.ndarray) -> toy.Tensor:
         return toy.Tensor(array)

@@ -1,0 +1,144 @@
+"""The small things that backends give and take: callbacks, attachments, parameters, installed hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+__all__ = [
+    "After",
+    "Before",
+    "Detachable",
+    "Failed",
+    "InstalledHook",
+    "OpListener",
+    "OpTrace",
+    "ParameterEntry",
+    "Region",
+    "Summary",
+    "Suspendable",
+]
+
+Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
+"""``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""
+
+After = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any]
+"""``(module, args, kwargs, output)`` after a call; returns None, or a new output."""
+
+Failed = Callable[[Any, tuple[Any, ...], dict[str, Any], BaseException], None]
+"""``(module, args, kwargs, error)`` when the call raised instead."""
+
+Summary = tuple[tuple[int, ...], str, str]
+"""Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
+
+
+AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
+
+
+class Detachable(Protocol):
+    """Something that was put on and comes off."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it is still in place: False after ``remove``, and when somebody else took it off."""
+        ...
+
+    def remove(self) -> None:
+        """Take it off. A second call does nothing."""
+        ...
+
+
+class Suspendable(Detachable):
+    """Hooks that can be taken off for a while, at less than the cost of removing them and putting on new ones.
+
+    A class to derive from, and no protocol: to ask whether an object fits a protocol costs more than it saves.
+    """
+
+    def suspend(self) -> bool:
+        """Take them off until ``resume``; False where that cannot be done now, and nothing was."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Put them on again, after those that are on by now."""
+        raise NotImplementedError
+
+
+class Region(Protocol):
+    """A part of a forward under activation checkpointing, which the backward pass runs again."""
+
+    def on_rerun(self, key: object, around: AroundT, attachment: Detachable | None = None) -> AroundT:
+        """Have it run inside ``around()`` whenever it is run again; a key's first registration holds and is returned.
+
+        Args:
+            key: whose registration this is.
+            around: makes the context.
+            attachment: hooks that are put back, if they have come off by then, for the time of the second run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterEntry:
+    """A parameter, the module that owns it and its other names."""
+
+    name: str  # full name, "features.0.weight"
+    path: str  # path of the owning module
+    parameter: Any
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledHook:
+    """A hook that is on a model now; see :func:`tenterhook.installed_hooks`.
+
+    Attributes:
+        path: where: a module's path, a parameter's name, or words in parentheses for what is no part of the model.
+        kind: which of the framework's tables it is in: ``forward_pre``, ``forward``, ``backward``, ``load``, ...
+        function: the callback's name; of a hook put on through tenterhook, the user's callback.
+        source: ``file.py:12``, None where it is not written in Python.
+        owner: ``tenterhook``, or the package of the callback.
+        alive: whether it will be called.
+        note: why it will not, or what else is to be known of it.
+        hook: what stands in the framework's table.
+    """
+
+    path: str
+    kind: str
+    function: str
+    source: str | None
+    owner: str
+    alive: bool
+    note: str = ""
+    hook: Any = field(default=None, repr=False, compare=False)
+
+
+class OpListener(Protocol):
+    """What is told of functional calls."""
+
+    def begins(self, name: str, source: Callable[[], str | None]) -> Any:
+        """A function is about to be called; returns None where nobody wants to know, else what ``ends`` is given.
+
+        ``source`` gives the line of the user's code.
+        """
+        ...
+
+    def ends(self, begun: Any, output: Any, error: BaseException | None) -> None:
+        """It has returned ``output``, or raised ``error``."""
+        ...
+
+    def differentiated(self, begun: Any, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
+        """Of a framework that shows what functions return before it differentiates them: it has done so.
+
+        ``put_on(fn)`` has ``fn(gradient)`` called when the gradient of what is at ``slot`` is known.
+        """
+        ...
+
+
+class OpTrace(AbstractContextManager[Any], Protocol):
+    """A context in which functional calls are told of."""
+
+    def gives(self, value: Any) -> None:
+        """The model gives ``value`` to whoever has called it: its last operation is behind us."""
+        ...
