@@ -155,6 +155,16 @@ class ScriptRecorder:
         self._steps_recorded = 0
         self._fullest: FullStep | None = None
 
+    @property
+    def rank(self) -> int:
+        """Which of the processes of the run this one is."""
+        return self._manifest.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes the run has."""
+        return self._manifest.world
+
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Wait for a framework's import, or take the one that is there."""

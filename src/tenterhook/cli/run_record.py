@@ -45,7 +45,9 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
         SelectionError: the selection is malformed; the script has not started.
     """
     session = ScriptRecorder(to=to, argv=target.argv, **options)
-    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid())
+    quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
+    who = f"rank {session.rank} of {session.world}" if session.world > 1 else ""
+    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
         for entry in script.shadowed(target):
@@ -91,6 +93,7 @@ class _Close:
     to: Path
     quiet: bool
     owner: int
+    who: str
     done: bool = False
 
     def __call__(self, error: BaseException | None) -> int:
@@ -113,9 +116,9 @@ class _Close:
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
             if self.quiet:
-                print_trouble(self.console, summary, self.to)
+                print_trouble(self.console, summary, self.to, who=self.who)
             else:
-                print_summary(self.console, summary, self.to)
+                print_summary(self.console, summary, self.to, who=self.who)
         return _NOTHING if why_empty(summary) else 0
 
 
