@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ class ScriptModels:
         self.known: list[ScriptModel] = []
         self.strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self.ops: OpCapture | None = None
+        self._lock = threading.RLock()
         for pattern in (*(self._select or ()), *self._rates):
             check_patterns(pattern)
 
@@ -74,20 +76,26 @@ class ScriptModels:
 
     def take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make an unknown module, whose call is beginning, a new model or a new part of the one that is running."""
-        running = capture.tracker.settled()
-        if running is None:
-            self._adopt(capture, module)
-        else:
-            model = next((one for one in self.known if one.name == running.watched.model), None)
-            root = model.ref() if model is not None else None
-            if model is None or root is None or not self._join(capture, model, root, module):
-                self.strays[type(module).__name__, "not part of a model"] += 1
+        with self._lock:  # another thread may be calling the same model for the first time
+            if self.is_unknown(module) and not self._find_place(capture, module):
                 return
         watched = self._by_module.get(id(module))
         if watched is not None and watched.attachment is not None:
             capture.begin_running_call(watched, module, args, kwargs)
             if self.ops is not None:
                 self.ops.begin_running_call()
+
+    def _find_place(self, capture: Capture, module: Any) -> bool:
+        running = capture.tracker.settled()
+        if running is None:
+            self._adopt(capture, module)
+            return True
+        model = next((one for one in self.known if one.name == running.watched.model), None)
+        root = model.ref() if model is not None else None
+        if model is None or root is None or not self._join(capture, model, root, module):
+            self.strays[type(module).__name__, "not part of a model"] += 1
+            return False
+        return True
 
     def _adopt(self, capture: Capture, module: Any) -> None:
         backend = capture.backend

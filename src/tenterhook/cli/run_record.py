@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
             )
         _tell_misplaced(close.console, target, [name for name in misplaced if not _knows(target, name)])
     session.start()
-    with _closed_by_signals(close):
+    with _closed_by_signals(close), _tidy_threads(session.tidy):
         error = script.run(target)
         session.tidy(error)
         script.show_error(error)
@@ -120,6 +121,27 @@ class _Close:
             else:
                 print_summary(self.console, summary, self.to, who=self.who)
         return _NOTHING if why_empty(summary) else 0
+
+
+@contextlib.contextmanager
+def _tidy_threads(tidy: Callable[[BaseException | None], None]) -> Iterator[None]:
+    """Show the exceptions that end the script's threads without what recording has brought into their tracebacks.
+
+    A script that says itself how these are shown has its own way.
+    """
+    shown_by = threading.excepthook
+
+    def show(args: threading.ExceptHookArgs) -> None:
+        tidy(args.exc_value)
+        trace = args.exc_traceback if args.exc_value is None else args.exc_value.__traceback__
+        shown_by(threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread)))
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        if threading.excepthook is show:
+            threading.excepthook = shown_by
 
 
 @contextlib.contextmanager
