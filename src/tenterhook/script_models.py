@@ -12,6 +12,7 @@ from tenterhook.backends import Backend
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
+from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, watch_model
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
@@ -65,7 +66,8 @@ class ScriptModels:
         self.known: list[ScriptModel] = []
         self.strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self.ops: OpCapture | None = None
-        self._lock = threading.RLock()
+        self.schedule: HookSchedule | None = None  # once a model is met
+        self._lock = threading.RLock()  # models are met in whichever thread calls them
         for pattern in (*(self._select or ()), *self._rates):
             check_patterns(pattern)
 
@@ -74,9 +76,14 @@ class ScriptModels:
         watched = self._by_module.get(id(module))
         return watched is None or watched.ref() is not module
 
+    @property
+    def parameters(self) -> list[ParameterWatch]:
+        """What follows the parameters of the models."""
+        return [model.parameters for model in self.known if model.parameters is not None]
+
     def take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make an unknown module, whose call is beginning, a new model or a new part of the one that is running."""
-        with self._lock:  # another thread may be calling the same model for the first time
+        with self._lock:
             if self.is_unknown(module) and not self._find_place(capture, module):
                 return
         watched = self._by_module.get(id(module))
@@ -89,12 +96,12 @@ class ScriptModels:
         running = capture.tracker.settled()
         if running is None:
             self._adopt(capture, module)
-            return True
-        model = next((one for one in self.known if one.name == running.watched.model), None)
-        root = model.ref() if model is not None else None
-        if model is None or root is None or not self._join(capture, model, root, module):
-            self.strays[type(module).__name__, "not part of a model"] += 1
-            return False
+        else:
+            model = next((one for one in self.known if one.name == running.watched.model), None)
+            root = model.ref() if model is not None else None
+            if model is None or root is None or not self._join(capture, model, root, module):
+                self.strays[type(module).__name__, "not part of a model"] += 1
+                return False
         return True
 
     def _adopt(self, capture: Capture, module: Any) -> None:
@@ -121,11 +128,11 @@ class ScriptModels:
         model.manifest.name = model.name
         if self._watches_parameters:
             model.parameters = ParameterWatch(capture, module, model.watched)
-        self._use_rates(capture)
+        self._use_rates()
         for one in model.watched:
             one.model = model.name
             self._watch(capture, one)
-        if model.parameters is not None and capture.active:
+        if model.parameters is not None and capture.active and capture.tracker.has_begun:
             model.parameters.step_begins()
 
     def _list(self, backend: Backend, module: Any, name: str) -> list[Watched]:
@@ -138,10 +145,11 @@ class ScriptModels:
                     by_path[entry.path].every = self._sampling.rates[pattern]
         return watched
 
-    def _use_rates(self, capture: Capture) -> None:
+    def _use_rates(self) -> None:
         if self._rates:
             self._sampling.use({one.every for model in self.known for one in model.watched if one.wanted} or {1})
-            capture.active = self._sampling.wants(capture.tracker.step)
+            if self.schedule is not None:
+                self.schedule.again()
 
     def _succeed(self, old: ScriptModel, new: ScriptModel) -> None:
         """A model of the same make that is gone (``nn.CrossEntropyLoss()(...)`` in a loop) is gone on with under its name."""
@@ -179,25 +187,14 @@ class ScriptModels:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        self._settle(capture, watched)
+        if self.schedule is not None:
+            self.schedule.meet(watched)
 
-    def settle(self, capture: Capture) -> None:
-        """Put hooks on what the step that begins is to record of, and take them off the rest."""
-        capture.watched = [one for one in capture.watched if one.ref() is not None]
-        capture.active = self._sampling.wants(capture.tracker.step)
-        for one in capture.watched:
-            self._settle(capture, one)
-
-    def _settle(self, capture: Capture, one: Watched) -> None:
-        one.due = not self._rates or capture.tracker.step % one.every == 0
-        if capture.active:  # an op's module has to be known, and a root begins the step
-            needed = (one.wanted and one.due) or one.is_root or self.ops is not None
-        else:
-            needed = one.is_root and capture.tracker.needs_root
-        if needed:
-            capture.attach(one)
-        else:
-            capture.release(one, rest=True)
+    def forget_gone(self) -> None:
+        """Let go of the modules that are no more."""
+        with self._lock:
+            if self.schedule is not None:
+                self.schedule.forget_gone()
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def rows(self, capture: Capture) -> list[dict[str, Any]]:

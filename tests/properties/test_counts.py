@@ -48,9 +48,7 @@ class Reference:
                         lambda parameter, name=name: self._passes.add((self.calls[""], name))
                     )
                 )
-                self._handles.append(
-                    parameter.register_hook(lambda gradient, name=name: self.tensors.update([name]))
-                )
+                self._handles.append(parameter.register_hook(lambda gradient, name=name: self.tensors.update([name])))
 
     @property
     def parameters(self) -> Counter[str]:

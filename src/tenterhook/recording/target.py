@@ -31,6 +31,7 @@ __all__ = [
     "claim",
     "publish",
     "rank_folder",
+    "refuse_taken",
     "take_back",
     "take_over",
     "write_manifest",
@@ -91,6 +92,16 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
         take_back(made)
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
     return folder
+
+
+def refuse_taken(target: Path, world: int, rank: int) -> None:
+    """Look whether :func:`claim` could be made, without making it: a directory that is there is not replaced.
+
+    Raises:
+        TargetError: something is there already.
+    """
+    if target.is_symlink() or target.exists():
+        _make_room(target, world, rank, overwrite=False)
 
 
 def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
