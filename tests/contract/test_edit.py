@@ -14,8 +14,6 @@ from tenterhook.errors import EditError, HookError, SelectionError, StopForward
 from tests.contract.adapters.base import Adapter
 from tests.contract.nets import B0, B2, W0, W2, X, close, loss_of, mlp
 
-pytestmark = pytest.mark.needs("operations")
-
 
 def same(run: Any, other: Any) -> None:
     """Require two runs to be equal, bit for bit."""
@@ -497,7 +495,6 @@ def test_what_cannot_be(fw: Adapter) -> None:
         th.edits.zero(dim=1)
 
 
-@pytest.mark.needs("checkpoints")
 def test_what_is_checkpointed_is_edited_again(fw: Adapter) -> None:
     """Also where the session is closed before the backward pass."""
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -138,7 +137,6 @@ def assert_equal(run: Any, other: Any) -> None:
     np.testing.assert_array_equal(run.inputs[0], other.inputs[0])
 
 
-@pytest.mark.needs("operations")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(block=_networks, seed=st.integers(0, 1000), closes=st.booleans())
 def test_edited_runs_equal_the_edit_in_the_models_own_code(fw: Adapter, block: Block, seed: int, closes: bool) -> None:

@@ -26,7 +26,6 @@ class Adapter(ABC):
 
     name: str
     dtype: str = "float32"  # of its tensors
-    lacks: frozenset[str] = frozenset()  # of "checkpoints", "assignment" to parts of a tensor, "operations" on tensors
 
     # --- building ---
     @abstractmethod
