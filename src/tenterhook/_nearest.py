@@ -39,7 +39,7 @@ def nearest(text: str, entries: Sequence[_Named], what: str, compile_glob: _Comp
         return ["a regular expression must match the whole path; put '.*' where anything may stand"]
     if text.startswith("type:"):
         return _nearest_types(text[len("type:") :].strip(), entries)
-    paths = [entry.path for entry in entries if entry.path]
+    paths = list(dict.fromkeys(entry.path for entry in entries if entry.path))  # several models may have the same
     before = text.partition(":")[0] if ":" in text else ""
     tried = [before] if before else []
     tried += [*_corrected(text, paths), *_other_prefix(text, paths)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -24,27 +25,26 @@ class _Session(Protocol):
 EditWatch = list[_Session]
 """The sessions that were open at some time during a recording."""
 
-_open: list[_Session] = []
+_open: list[weakref.ref[_Session]] = []  # of one that is dropped while it is open nothing more can be told
 _watches: list[EditWatch] = []
 
 
 def opened(session: _Session) -> None:
     """An editing session has begun."""
-    _open.append(session)
+    _open.append(weakref.ref(session, _open.remove))
     for watch in _watches:
         watch.append(session)
 
 
 def closed(session: _Session) -> None:
     """An editing session has ended."""
-    if session in _open:
-        _open.remove(session)
+    _open[:] = [ref for ref in _open if ref() is not session]
 
 
 @contextlib.contextmanager
 def watching_edits() -> Iterator[EditWatch]:
     """Give the list of sessions that are open now or are opened meanwhile."""
-    watch = _open[:]
+    watch: EditWatch = [session for ref in _open if (session := ref()) is not None]
     _watches.append(watch)
     try:
         yield watch

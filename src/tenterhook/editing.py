@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tenterhook.address import Address, Kind
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable, Layer
-from tenterhook.call_hooks import change
 from tenterhook.calls import LiveCall, Watched
-from tenterhook.edit_values import EditValue
-from tenterhook.errors import EditError, HookError, StopForward
-from tenterhook.handles import HookSite, name_of
+from tenterhook.changing import change
+from tenterhook.edit_rules import Rule, described
+from tenterhook.edited_parts import EditedParts
+from tenterhook.errors import StopForward
+from tenterhook.handles import HookSite
 from tenterhook.replacing import check_replacement
 from tenterhook.tracker import Tracker
-from tenterhook.values import (
-    ParameterNames,
-    argument_leaves,
-    bind_arguments,
-    get_slot,
-    leaves,
-    rebuild,
-    replace_arguments,
-)
+from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, rebuild, replace_arguments
 
-__all__ = ["EVERY", "EditedModule", "ModuleEdit", "Rule", "Session", "described", "value_function"]
-
-EVERY = "**"
-"""As a slot: every tensor of the value by itself."""
-
-ValueFunction = Callable[[Any, Address], Any]
+__all__ = ["EditedModule", "ModuleEdit", "Session"]
 
 
 @dataclass(slots=True)
@@ -43,80 +30,22 @@ class Session:
     """What the edits of one session share."""
 
     backend: Backend
-    tracker: Tracker
     owner: Any  # the editor
     scaler: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One registration: what is done, to which value, in which calls."""
-
-    kind: str
-    value: Any  # as the user gave it: a function, an edit value, None
-    slot: str | None
-    call: frozenset[int] | None
-    step: frozenset[int] | None
-    allow: frozenset[str]
-
-    def matches(self, call: int | None, step: int) -> bool:
-        """Whether it is meant for this call of this step."""
-        return (self.call is None or call is None or call in self.call) and (self.step is None or step in self.step)
-
-    def takes(self, slot: str) -> bool:
-        """Whether it is meant for the tensor at this slot of a gradient."""
-        if self.slot in (None, EVERY):
-            return True
-        wanted, slot = (self.slot or "").removeprefix("."), slot.removeprefix(".")
-        return slot == wanted or (slot.startswith(wanted) and slot[len(wanted)] in ".[")
-
-
-def value_function(value: Any, backend: Backend, what: str) -> ValueFunction:
-    """Return a function of value and address for what the user gave as an edit.
-
-    Raises:
-        HookError: it is no function of one or two arguments, and no edit value.
-    """
-    if isinstance(value, EditValue):
-        return lambda tensor, address: value.apply(tensor, address, backend)
-    if not callable(value):
-        raise HookError(
-            f"{what} needs a function or an edit value, got {type(value).__name__}\n"
-            "  give fn(value), fn(value, address), or one of th.edits: th.edits.replace(tensor)"
-        )
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):  # some callables of C show no signature; they get the value alone
-        return lambda tensor, address: value(tensor)
-    needed = [
-        one
-        for one in parameters
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
-    taken = [one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
-    missing = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
-    if len(needed) > 2 or not taken or missing:
-        raise HookError(
-            f"{what} calls fn(value) or fn(value, address), but {name_of(value)}{inspect.signature(value)} does not take that\n"
-            "  bind the other arguments with functools.partial or a lambda"
-        )
-    return value if len(needed) == 2 else lambda tensor, address: value(tensor)
+    tracker: Tracker = field(init=False)  # from the start of the session on
 
 
 class ModuleEdit:
     """One rule on one module."""
 
-    __slots__ = ("rule", "session", "site")
+    __slots__ = ("parts", "rule", "session", "site", "where")
 
     def __init__(self, session: Session, rule: Rule, site: HookSite) -> None:
         self.session = session
         self.rule = rule
         self.site = site
-
-    @property
-    def where(self) -> str:
-        """What it is and where, for messages."""
-        return f"edit of {self.rule.kind} of {self.site.path or '(root)'} ({described(self.rule.value)})"
+        self.where = f"edit of {rule.kind} of {site.path or '(root)'} ({described(rule.value)})"  # for messages
+        self.parts = EditedParts(session.backend, rule, self.where)
 
     def applies_to(self, call: LiveCall) -> bool:
         """Whether it is to run in this call; counts the call."""
@@ -166,18 +95,12 @@ class ModuleEdit:
         return new
 
 
-def described(value: Any) -> str:
-    """Return an edit's name for tables and messages."""
-    return "" if value is None else repr(value) if isinstance(value, EditValue) else name_of(value)
-
-
 class EditedModule:
     """All edits of one session on one module, around its calls."""
 
     def __init__(self, session: Session, watched: Watched, module: Any) -> None:
         self._session = session
-        self._watched = watched
-        self._module = module
+        self._watched = watched  # which does not keep the module alive; nor does anything here
         self._names = ParameterNames.of(session.backend.forward_function(module))
         self._edits: list[ModuleEdit] = []
         self._parts: dict[str, Any] = {}  # "calls", "inner", "skip" -> what was put on for it last
@@ -237,7 +160,9 @@ class EditedModule:
     def _attach(self, part: str) -> None:
         if part in self._on:
             return
-        backend, module = self._session.backend, self._module
+        backend, module = self._session.backend, self._watched.ref()
+        if module is None:
+            return  # it is gone
         if part == "calls":
             made: Any = backend.attach(module, self._before, self._after, self._failed, layer=Layer.EDIT)
         elif part == "inner":
@@ -266,7 +191,7 @@ class EditedModule:
         bound = bind_arguments(self._names, args, kwargs)
         new: dict[str, Any] = {}
         edit.count()
-        for slot, part in self._input_parts(edit, bound):
+        for slot, part in edit.parts.of_input(bound):
             changed = edit.changed(slot, part, call)
             if changed is not None and changed is not part:
                 new[slot] = changed
@@ -283,7 +208,7 @@ class EditedModule:
         for edit in self._of("output", call):
             new = self._edit_output(edit, call, new)
         for edit in self._of("grad_output", call):
-            self._tap_output(edit, call, new)
+            self._tap_output(module, edit, call, new)
         for edit in self._of("stop", call):
             self._stops[threading.get_ident()] = edit, call
         return None if new is output else new
@@ -291,7 +216,7 @@ class EditedModule:
     def _edit_output(self, edit: ModuleEdit, call: LiveCall, output: Any) -> Any:
         edit.count()
         new: dict[str, Any] = {}
-        for slot, part in self._output_parts(edit, output):
+        for slot, part in edit.parts.of_output(output):
             changed = edit.changed(slot, part, call)
             if changed is not None and changed is not part:
                 new[slot] = changed
@@ -304,14 +229,11 @@ class EditedModule:
             call.aliases = None
 
     # --- gradients -------------------------------------------------------------------------------------------------
-    def _tap_output(self, edit: ModuleEdit, call: LiveCall, output: Any) -> None:
+    def _tap_output(self, module: Any, edit: ModuleEdit, call: LiveCall, output: Any) -> None:
         backend = self._session.backend
-        found = [(slot, one) for slot, one in leaves(output, backend.tensor_types) if edit.rule.takes(slot)]
-        if not found:
-            raise self._no_tensor(edit, [slot for slot, _ in leaves(output, backend.tensor_types)])
-        for slot, tensor in found:
+        for slot, tensor in edit.parts.of_gradients(leaves(output, backend.tensor_types)):
             arrived = partial(edit.gradient, slot, edit.address(slot, call))
-            tap = backend.tap(tensor, arrived, self._module, edit.site)
+            tap = backend.tap(tensor, arrived, module, edit.site)
             self._note(edit, tap)
             if not isinstance(tap, str) and backend.is_leaf(tensor):  # its hooks outlive the graph
                 edit.site.keep((id(tensor), slot), tap)
@@ -328,18 +250,19 @@ class EditedModule:
         every = argument_leaves(bound, backend.tensor_types)
         aliases = call.aliases = InputAliases(backend)
         for edit in edits:
-            if not any(edit.rule.takes(slot) for slot, _ in every):
-                raise self._no_tensor(edit, [slot for slot, _ in every])
+            edit.parts.of_gradients(every)  # else there is nothing to edit, which it says
         for slot, tensor in every:
             taking = [edit for edit in edits if edit.rule.takes(slot)]
             if not backend.wants_gradient(tensor):
                 for edit in taking:
                     self._note(edit, "requires_grad=False" if backend.tracks_gradients() else "grad mode off")
             elif taking:
-                aliases.add(slot, tensor, partial(self._tap_input, taking, call))
+                aliases.add(slot, tensor, partial(self._tap_input, module, taking, call))
         return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
 
-    def _tap_input(self, edits: list[ModuleEdit], call: LiveCall, slot: str, tensor: Any, itself: bool) -> Any:
+    def _tap_input(
+        self, module: Any, edits: list[ModuleEdit], call: LiveCall, slot: str, tensor: Any, itself: bool
+    ) -> Any:
         def arrived(gradient: Any) -> Any:
             changed = None
             for edit in edits:
@@ -348,7 +271,7 @@ class EditedModule:
                     gradient = changed = new
             return changed
 
-        return self._session.backend.tap(tensor, arrived, self._module if itself else None, self)
+        return self._session.backend.tap(tensor, arrived, module if itself else None, self)
 
     def _note(self, edit: ModuleEdit, tap: Detachable | str | None) -> None:
         edit.site.reason = f"no gradient: {tap}" if isinstance(tap, str) else None
@@ -375,7 +298,7 @@ class EditedModule:
                     tracker.end(self._watched)
         try:
             edit.count()
-            slot, part = self._passed_on(edit, bind_arguments(self._names, args, kwargs))
+            slot, part = edit.parts.passed_on(bind_arguments(self._names, args, kwargs))
             address = Address(edit.site.path, Kind.INPUT, slot, call=call.number, step=call.step)
 
             def passed_on() -> Any:
@@ -386,67 +309,6 @@ class EditedModule:
             return run(*args, **kwargs) if new is None else new
         finally:
             tracker.end(self._watched)
-
-    def _passed_on(self, edit: ModuleEdit, bound: dict[str, Any]) -> tuple[str, Any]:
-        if edit.rule.slot is not None:
-            return edit.rule.slot, _argument(bound, edit.rule.slot, edit.where)
-        if not bound:
-            raise EditError(
-                f"{edit.where}: it was called without arguments, so nothing can be passed on\n  give a function"
-            )
-        return next(iter(bound.items()))
-
-    # --- parts -----------------------------------------------------------------------------------------------------
-    def _output_parts(self, edit: ModuleEdit, output: Any) -> list[tuple[str, Any]]:
-        slot = edit.rule.slot
-        if slot is None and not isinstance(edit.rule.value, EditValue):
-            return [("", output)]
-        every = leaves(output, self._session.backend.tensor_types)
-        if slot == EVERY:
-            return every
-        if slot is not None:
-            return [(slot, get_slot(output, slot))]
-        return [self._only(edit, every)]
-
-    def _input_parts(self, edit: ModuleEdit, bound: dict[str, Any]) -> list[tuple[str, Any]]:
-        slot, types = edit.rule.slot, self._session.backend.tensor_types
-        if slot == EVERY:
-            return argument_leaves(bound, types)
-        if slot is not None:
-            return [(slot, _argument(bound, slot, edit.where))]
-        if isinstance(edit.rule.value, EditValue):
-            return [self._only(edit, argument_leaves(bound, types))]
-        holding = [(name, value) for name, value in bound.items() if leaves(value, types)]
-        return [self._only(edit, holding or list(bound.items()))]
-
-    def _only(self, edit: ModuleEdit, parts: list[tuple[str, Any]]) -> tuple[str, Any]:
-        backend = self._session.backend
-        if len(parts) > 1 and all(isinstance(part, backend.tensor_types) for _, part in parts):
-            real = [(slot, part) for slot, part in parts if "float" in backend.summary(part)[1]]
-            parts = real or parts
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            raise self._no_tensor(edit, [])
-        slots = ", ".join(repr(slot) for slot, _ in parts)
-        raise EditError(
-            f"{edit.where}: there are {len(parts)} tensors here: {slots}\n"
-            f"  choose one: slot={parts[0][0]!r}; or all of them, each by itself: slot='{EVERY}'"
-        )
-
-    def _no_tensor(self, edit: ModuleEdit, slots: list[str]) -> EditError:
-        wanted = f" at slot {edit.rule.slot!r}" if edit.rule.slot else ""
-        return EditError(
-            f"{edit.where}: there is no tensor{wanted}\n  the tensors here are {', '.join(map(repr, slots)) or 'none'}"
-        )
-
-
-def _argument(bound: dict[str, Any], slot: str, where: str) -> Any:
-    slot = slot.removeprefix(".")
-    for name in sorted(bound, key=len, reverse=True):
-        if slot == name or (slot.startswith(name) and slot[len(name)] in ".["):
-            return get_slot(bound[name], slot[len(name) :])
-    raise EditError(f"{where}: no argument {slot!r} in this call\n  it has {', '.join(bound) or 'none'}")
 
 
 class _Place:

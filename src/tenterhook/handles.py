@@ -52,8 +52,20 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
     except TypeError as error:
         raise HookError(
             f"{what} calls fn({', '.join(expected)}), but {name_of(fn)}{signature} does not take that: {error}\n"
-            f"  write it as def {name_of(fn).rpartition('.')[2].strip('<>()') or 'fn'}({', '.join(expected)})"
+            f"  write it as {_as_written(fn, expected)}"
         ) from None
+
+
+def _as_written(fn: Callable[..., Any], expected: tuple[str, ...]) -> str:
+    """Return how a callback with these parameters is written, in the manner in which ``fn`` is."""
+    name = name_of(fn).rpartition(".")[2]
+    if name == "<lambda>":
+        return f"lambda {', '.join(expected)}: ..."
+    if inspect.ismethod(fn):
+        expected = ("self", *expected)
+    elif not (inspect.isroutine(fn) and name.isidentifier()):  # an object that can be called, functools.partial
+        return f"fn({', '.join(expected)})"
+    return f"def {name}({', '.join(expected)}): ..."
 
 
 class _OwnMethod:
@@ -92,10 +104,13 @@ class HookSite:
         "fired",
         "fn",
         "kind",
+        "left_alone",
         "live",
+        "looked",
         "path",
         "reason",
         "recomputed",
+        "returned",
         "unfired",
         "warned",
     )
@@ -108,6 +123,11 @@ class HookSite:
         self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
         self.warned = False
+        self.looked = 0  # calls in which changes behind the framework's back were, or were not, looked for
+        self.returned = False  # whether it has returned something else than what it was given
+        self.left_alone: dict[
+            int, weakref.ref[Any]
+        ] = {}  # what it gave back as it was given it, where its code has no name
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong

@@ -77,12 +77,16 @@ class OpCapture:
 
     def _before(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)
+        self.begin_running_call()
+        return returned
+
+    def begin_running_call(self) -> None:
+        """Follow a call that begins, unless one around it is followed already."""
         thread = threading.get_ident()
         if thread not in self._modes and self._capture.active and not self._capture.closed:
             mode = self._backend.trace_ops(self)
             mode.__enter__()
             self._modes[thread] = mode
-        return returned
 
     def _after(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)

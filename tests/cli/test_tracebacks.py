@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.programs import environment
+
 pytest.importorskip("torch")
 
 NET = """
@@ -55,7 +57,12 @@ def test_traceback_is_that_of_the_bare_script(program: str, tmp_path: Path) -> N
     ends = []
     for command in ([], ["-m", "tenterhook", "record", "-q", "--to", str(tmp_path / "run.thk")]):
         done = subprocess.run(
-            [sys.executable, *command, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
         )
         ends.append((done.returncode, done.stdout, done.stderr))
     assert ends[0][0] != 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,7 +205,7 @@ def test_observers_see_the_edited_values(fw: Adapter, edit_first: bool) -> None:
     sessions: list[Any] = []
     try:
         if edit_first:
-            sessions.append(th.edit(net))
+            sessions.append(th.edit(net).start())
             edits(sessions[-1])
         hooks = th.hooks(net)
         recorder = th.record(net, kinds=kinds, tensors=True).start()
@@ -214,7 +217,7 @@ def test_observers_see_the_edited_values(fw: Adapter, edit_first: bool) -> None:
         hooks.backward("a", lambda module, into, out: seen.update(grad_input=fw.array(into[0])))
         hooks.param_grad("a.bias", lambda name, gradient: seen.update(param_grad=fw.array(gradient)))
         if not edit_first:
-            sessions.append(th.edit(net))
+            sessions.append(th.edit(net).start())
             edits(sessions[-1])
         fw.run(net, loss_of(net), [X], wrt_inputs=True)
         recorded = {
@@ -443,7 +446,7 @@ def test_a_recording_holds_the_edits_that_were_made_meanwhile(fw: Adapter, tmp_p
 
 def test_a_table_of_edits_and_why_they_did_not_run(fw: Adapter) -> None:
     net = fw.module("Net", lambda self, x: self.a(x), a=fw.linear(W0, B0), unused=fw.relu())
-    edit = th.edit(net)
+    edit = th.edit(net).start()
     edit.output("a", th.edits.scale(0.5))
     edit.output("unused", th.edits.zero())
     edit.output("a", th.edits.zero(), call=3)
@@ -544,3 +547,97 @@ def test_a_patch_sweep(fw: Adapter) -> None:
     close(sweep.values, [[plain[0, 1], expected[0, 1]]])
     estimate = th.patch_sweep(net, fw.tensor(X), clean, None, ["b"], lambda output: output[0, 1], approximate=True)
     close(estimate.values, sweep.values)
+
+
+def test_nothing_is_put_on_before_the_session_starts(fw: Adapter) -> None:
+    net = net_with(fw)
+    plain, before = fw.array(net(fw.tensor(X))), what_is_on(net)
+    edit = th.edit(net)
+    handle = edit.output("a", th.edits.zero())
+    bias = edit.param_grad("a.bias", th.edits.zero())
+    assert what_is_on(net) == before and not handle.live
+    np.testing.assert_array_equal(fw.array(net(fw.tensor(X))), plain)
+    assert "not put on: use with th.edit(model) as edit, or edit.start()" in str(edit)
+    with pytest.raises(SelectionError):  # at once, not at the start
+        edit.output("nowhere", th.edits.zero())
+    with edit:
+        assert handle.live
+        run = fw.run(net, loss_of(net), [X])
+        assert (fw.array(net.a(fw.tensor(X))) == 0).all() and not np.any(run.parameters["a.bias"])
+    assert (handle.fired, bias.fired) == (2, 1)
+    assert what_is_on(net) == before
+    with pytest.raises(HookError, match="closed already"):
+        edit.start()
+
+
+def test_an_editor_that_never_started_says_so(fw: Adapter) -> None:
+    net = net_with(fw)
+    edit = th.edit(net)
+    edit.output("a", th.edits.zero())
+    with pytest.warns(th.TenterhookWarning, match=r"edits that never ran:\n  a output zero\(\): not put on"):
+        edit.close()
+    dropped = th.edit(net)
+    dropped.output("a", th.edits.zero())
+    with pytest.warns(th.TenterhookWarning, match="edits of Net were not put on"):
+        del dropped
+        gc.collect()
+    th.edit(net)
+    gc.collect()  # without edits there is nothing to say
+
+
+@pytest.mark.parametrize("state", ["new", "open", "closed", "stopped"])
+def test_an_editor_keeps_no_model_alive(fw: Adapter, state: str) -> None:
+    net = net_with(fw)
+    edit = th.edit(net)
+    edit.output("a", th.edits.scale(2))
+    edit.grad_input("b", th.edits.scale(2))
+    edit.skip("act", step=1)
+    handle = edit.param_grad("a.bias", th.edits.scale(2))
+    if state != "new":
+        edit.start()
+        fw.run(net, loss_of(net), [X])
+        fw.array(net(fw.tensor(X)))
+    if state == "closed":
+        edit.close()
+    if state == "stopped":
+        edit.stop("b")
+        edit.run(net, fw.tensor(X))
+        assert edit.stopped is not None
+        edit.stopped.value = None  # its graph holds the parameters, which is not ours
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None and len(edit) and handle.rule.kind == "param_grad"
+    if state == "new":
+        with pytest.raises(HookError, match="the Net that these edits are for is gone\n  keep a reference"):
+            edit.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", th.TenterhookWarning)  # that they never ran
+        edit.close()
+    assert "Net" in str(edit)
+
+
+def test_a_session_of_one_call(fw: Adapter) -> None:
+    net = net_with(fw)
+    plain, before = fw.array(net(fw.tensor(X))), what_is_on(net)
+    edit = th.edit(net)
+    edit.output("b", th.edits.scale(2))
+    close(fw.array(edit.run(net, fw.tensor(X))), plain * 2)
+    close(fw.array(th.edit(net).output("b", th.edits.scale(3)).run(net, fw.tensor(X))), plain * 3)
+    first = fw.array(net.a(fw.tensor(X)))
+    close(fw.array(th.edit(net).stop("a").run(net, fw.tensor(X))), first)
+    with pytest.raises(RuntimeError, match="mine"):
+        th.edit(net).output("a", raising).run(net, fw.tensor(X))
+    assert what_is_on(net) == before
+
+
+def what_is_on(net: Any) -> list[Any]:
+    """The attributes of the modules, and how much is in those that hold something."""
+    return [
+        [(name, len(value) if isinstance(value, (dict, list)) else 0) for name, value in sorted(vars(module).items())]
+        for module in (net, net.a, net.act, net.b)
+    ]
+
+
+def raising(value: Any) -> Any:
+    raise RuntimeError("mine")

@@ -67,7 +67,7 @@ _networks = st.lists(_blocks, min_size=1, max_size=3).map(
 )
 
 
-def build(fw: Adapter, block: Block, *, written: bool, seed: int, checkpoints: bool = True) -> Any:
+def build(fw: Adapter, block: Block, *, written: bool, seed: int) -> Any:
     """Make the module of a block; ``written``: with the edits in its code."""
     random = np.random.default_rng(seed)
 
@@ -87,8 +87,13 @@ def build(fw: Adapter, block: Block, *, written: bool, seed: int, checkpoints: b
                 layer = fw.module("Residual", lambda self, x: x + self.inner(x), inner=layer)
             elif block.what == "twice":
                 layer = fw.module("Twice", lambda self, x: self.inner(self.inner(x)), inner=layer)
-            elif block.what == "checkpoint" and checkpoints:
-                layer = fw.checkpointed(layer)
+            elif block.what == "checkpoint":
+                whole = layer
+                layer = (
+                    fw.checkpointed(whole)
+                    if checkpoints
+                    else fw.module("Plain", lambda self, x: self.inner(x), inner=whole)
+                )
         if not written:
             return fw.module("Place", lambda self, x: self.it(x), it=layer)
         return fw.module("Place", lambda self, x: _in_code(self.it, x, block.edits), it=layer)

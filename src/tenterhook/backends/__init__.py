@@ -203,6 +203,14 @@ class Backend(EditingMethods, Protocol):
         """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...
 
+    def origin(self, tensor: Any) -> object:
+        """Return the operation that differentiation takes the tensor for the result of; None for a leaf, or where unknown."""
+        ...
+
+    def address(self, tensor: Any) -> int | None:
+        """Return where the values lie in memory, None where that cannot be told."""
+        ...
+
     def is_leaf(self, tensor: Any) -> bool:
         """Whether the tensor is no result of a computation, so that a tap on it outlives the graph."""
         ...

@@ -9,6 +9,7 @@ keeps that function elsewhere.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from tenterhook.backends._reruns import Reruns
 
-__all__ = ["Region", "is_early_stop", "is_recomputing", "regions", "was_changed_by"]
+__all__ = ["Region", "callers", "is_early_stop", "is_recomputing", "reentry_is_possible", "regions", "was_changed_by"]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
@@ -35,6 +36,14 @@ class Region(Reruns):
             return self._run(*args, **kwargs)
 
 
+_with_reentry: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def reentry_is_possible() -> bool:
+    """Whether the graph of some region lives that is differentiated in a pass of its own, as far as :func:`regions` was asked."""
+    return bool(_with_reentry)
+
+
 def regions() -> Sequence[Region]:
     """Return the checkpointed regions around the forward that runs now; cheap where gradients are tracked and there is none."""
     if torch.is_grad_enabled() and _top_saved_tensor_hooks is not None and _top_saved_tensor_hooks(False) is None:
@@ -44,7 +53,7 @@ def regions() -> Sequence[Region]:
     if hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", ""):
         names = hooks[0].__code__.co_freevars
         _collect(found, dict(zip(names, hooks[0].__closure__, strict=True))["frame"].cell_contents, "recompute_fn")
-    for frame in _callers():
+    for frame in callers():
         code = frame.f_code
         if _is_rerun(frame):
             break  # what is outside of a recomputation is no part of this forward
@@ -64,11 +73,14 @@ def _collect(found: list[Region], owner: Any, attribute: str) -> None:
     if not isinstance(run, Region):
         run = Region(run)
         setattr(owner, attribute, run)
+        if attribute == "run_function":
+            _with_reentry.add(run)
     if run not in found:
         found.append(run)
 
 
-def _callers() -> Iterator[FrameType]:
+def callers() -> Iterator[FrameType]:
+    """Yield the frames that led to our own code, innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -84,12 +96,12 @@ def _is_rerun(frame: FrameType) -> bool:
 
 def is_recomputing() -> bool:
     """Whether the forward that runs now is a region's, in a backward pass."""
-    return any(_is_rerun(frame) for frame in _callers())
+    return any(_is_rerun(frame) for frame in callers())
 
 
 def was_changed_by(key: object) -> bool:
     """In a recomputation: whether the region's first run was registered for ``key``; True where it cannot be told."""
-    for frame in _callers():
+    for frame in callers():
         if _is_rerun(frame):
             owner = frame.f_locals.get("frame") or frame.f_locals.get("ctx")
             run = getattr(owner, "recompute_fn", None) or getattr(owner, "run_function", None)

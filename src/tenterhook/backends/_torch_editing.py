@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,10 +72,10 @@ class Bypass:
     """One function in place of the calls of one module."""
 
     def __init__(self, module: nn.Module, instead: Instead) -> None:
-        self._module: nn.Module | None = module
+        self._module = weakref.ref(module)
         self._instead = instead
         self._borrowers = 0
-        self._removed_from = module
+        self._on = False
         self.removed = 0
 
     @classmethod
@@ -90,19 +91,22 @@ class Bypass:
 
     @property
     def live(self) -> bool:
-        module = self._module
+        module = self._module() if self._on else None
         return module is not None and self in getattr(module.__dict__.get(_KEY), "bypasses", ())
 
     def _put_on(self) -> None:
-        module = self._removed_from
+        module = self._module()
+        if module is None:
+            return
         calls = module.__dict__.get(_KEY)
         if not isinstance(calls, _Calls):
             calls = module.__dict__[_KEY] = _Calls(module)
         calls.bypasses.append(self)
-        self._module = module
+        self._on = True
 
     def remove(self) -> None:
-        module, self._module = self._module, None
+        module = self._module() if self._on else None
+        self._on = False
         if module is None:
             return
         calls = module.__dict__.get(_KEY)
@@ -116,7 +120,7 @@ class Bypass:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Have it on for the length of a ``with``, also if it has been removed."""
-        borrowed = self._borrowers > 0 or self._module is None
+        borrowed = self._borrowers > 0 or not self._on
         if borrowed:
             if not self._borrowers:
                 self._put_on()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+from tenterhook.backends._torch_parts import Once, Parts
+
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
@@ -17,20 +20,32 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 class _Port:
     """The one hook that we keep on a tensor; runs its taps, the last module to have finished first."""
 
-    __slots__ = ("__weakref__", "handle", "ref", "taps")
+    __slots__ = ("__weakref__", "handle", "parts", "ref", "taps")
 
     __torch_unserializable__ = True  # tensors are pickled without it, and without torch's warning
 
     def __init__(self) -> None:
         self.taps: list[Tap] = []
         self.handle: Any = None
+        self.parts: Parts | None = None  # of a parameter, whose taps want the gradient of the whole pass
         self.ref = weakref.ref(self)
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        replaced = None
         if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
             return None
-        for tap in reversed(self.taps[:]):
+        whole = None if self.parts is None else self.parts.waiting(self._run_whole)
+        if whole is None:
+            return self._run(gradient, self.taps)
+        replaced = self._run(gradient, [tap for tap in self.taps if not tap.whole])
+        whole.add(gradient if replaced is None else replaced)
+        return replaced
+
+    def _run_whole(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._run(gradient, [tap for tap in self.taps if tap.whole])
+
+    def _run(self, gradient: torch.Tensor, taps: list[Tap]) -> torch.Tensor | None:
+        replaced = None
+        for tap in reversed(taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
                 if new is not None:
@@ -47,7 +62,7 @@ class _Port:
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port", "whole")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
@@ -55,6 +70,7 @@ class Tap:
         self.module = None if module is None else id(module)
         self.owner = owner
         self.edits = False  # runs ahead of all that do not
+        self.whole = False  # wants the gradient of the whole pass, where it comes in parts
         self.live = True
         self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
@@ -80,9 +96,12 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def tap_tensor(
-    tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
-) -> Tap | str:
+def tap_parameter(parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> Tap:
+    """Put ``fn`` on the gradient that a backward pass brings to a parameter, once a pass: also where it comes in parts."""
+    return _insert(parameter, fn, None, None, edits=edits, whole=True)
+
+
+def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
 
     A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
@@ -95,7 +114,7 @@ def tap_tensor(
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
     if module is None or not tensor._is_view() or not _has_plain_base(tensor):
-        return _insert(tensor, fn, module, owner, edits=edits)
+        return _insert(tensor, fn, module, owner)
     behind = _Behind(tensor, fn)
     base = tensor._base
     assert base is not None
@@ -111,7 +130,15 @@ def _has_plain_base(tensor: torch.Tensor) -> bool:
     return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
 
 
-def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False) -> Tap:
+def _insert(
+    tensor: torch.Tensor,
+    fn: Callable[[Any], Any],
+    module: Any,
+    owner: object,
+    *,
+    edits: bool = False,
+    whole: bool = False,
+) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: _Port | None = None
     if hooks:
@@ -122,8 +149,11 @@ def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: 
     if port is None:
         port = _Port()
         port.handle = tensor.register_hook(port)
+    if whole and port.parts is None:
+        port.parts = Parts(tensor)
     taps = port.taps
     tap = Tap(port, fn, module, owner)
+    tap.whole = whole
     place = len(taps)
     if tap.module is not None:
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
@@ -182,7 +212,13 @@ class PostAccumulateTap:
     def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
         self.live = True
 
+        once = Once()
+
         def after_accumulation(leaf: torch.Tensor) -> None:
+            if self.live and leaf.grad is not None and not once.wait(partial(give, leaf)):
+                fn(leaf.grad)
+
+        def give(leaf: torch.Tensor) -> None:
             if self.live and leaf.grad is not None:
                 fn(leaf.grad)
 

@@ -136,14 +136,16 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        hold = Hold(eager=model is not None)
+        eager = model is not None
+        del model  # a suspended frame would keep it alive
+        hold = Hold(eager=eager)
         told: list[str] = []  # gets a sentence for each compiled function as it is met
         STATE.told.append(told)
-        self._eager_sessions += model is not None
+        self._eager_sessions += eager
         try:
             yield told
         finally:
-            self._eager_sessions -= model is not None
+            self._eager_sessions -= eager
             STATE.told = [one for one in STATE.told if one is not told]
             hold.release()
 
@@ -172,6 +174,13 @@ class MindSporeBackend:
 
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
+
+    def origin(self, tensor: mindspore.Tensor) -> object:
+        node = tensor._grad_node
+        return None if node is None or tensor._is_leaf else (node._unique_id(), node._sequence_nr())
+
+    def address(self, tensor: mindspore.Tensor) -> int | None:
+        return None if _is_uninitialised(tensor) else tensor.data_ptr() or None
 
     def is_leaf(self, tensor: mindspore.Tensor) -> bool:
         return tensor._is_leaf

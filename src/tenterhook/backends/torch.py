@@ -34,6 +34,7 @@ from tenterhook.backends import (
     Summary,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
+from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
@@ -41,11 +42,11 @@ from tenterhook.backends._torch_editing import Bypass, clip_together, constant, 
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
-from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_tensor
+from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
-from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
+from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["BACKEND", "TorchBackend"]
 
@@ -291,7 +292,7 @@ class TorchBackend:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
             return ShardTap(parameter, fn)
-        return tap_tensor(parameter, fn, None, None, edits=edits)
+        return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
@@ -301,6 +302,17 @@ class TorchBackend:
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
+
+    def origin(self, tensor: torch.Tensor) -> object:
+        return tensor.grad_fn
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        try:
+            return tensor.data_ptr() or None
+        except RuntimeError:  # no storage of its own: functorch wrapper
+            return None
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
@@ -359,7 +371,10 @@ class TorchBackend:
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                     code = _CODES.get(dtype := tensor.dtype)
                     if code is not None and not (dtype.is_complex and tensor.is_conj()):
-                        rows.measure_flat(row, tensor.data_ptr(), code, tensor.numel())
+                        numel = tensor.numel()
+                        if numel >= THREADED_NUMEL:
+                            set_threads(torch.get_num_threads())
+                        rows.measure_flat(row, tensor.data_ptr(), code, numel)
                         return None
             except RuntimeError:
                 pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
@@ -381,14 +396,20 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with self.untracked(), _outside_transforms():
+        with devices.unseen():
             plain = tensor.detach().resolve_conj().resolve_neg()
-            if not plain.is_cpu:
-                plain = plain.cpu()
+            if self.defers(plain):
+                return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
+        if plain.numel() >= THREADED_NUMEL:
+            set_threads(torch.get_num_threads())
         rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
         if offset is None:
             rows.valid[row] &= ~GROUP_SKETCH & 0xFF
         return note
+
+    def defers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is measured where it lies, and its row filled in later: all but those of the host."""
+        return not tensor.is_cpu
 
     def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))

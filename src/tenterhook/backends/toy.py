@@ -173,6 +173,7 @@ class ToyBackend:
 
     @contextlib.contextmanager
     def seeing_everything(self, model: Any) -> Iterator[Sequence[str]]:
+        del model  # a suspended frame would keep it alive
         yield []
 
     def tap(self, tensor: Tensor, fn: Callable[[Any], Any], module: Any = None, owner: object = None) -> Tap | str:
@@ -208,6 +209,12 @@ class ToyBackend:
 
     def version(self, tensor: Tensor) -> int | None:
         return tensor.version if isinstance(tensor, Tensor) else 0  # gradients are plain arrays
+
+    def origin(self, tensor: Tensor) -> object:
+        return id(tensor.sources) if tensor.sources else None
+
+    def address(self, tensor: Tensor) -> int | None:
+        return tensor.data.__array_interface__["data"][0] or None
 
     def is_leaf(self, tensor: Tensor) -> bool:
         return not tensor.sources

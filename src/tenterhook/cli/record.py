@@ -14,17 +14,68 @@ from typing import Any
 
 import click
 
-from tenterhook.address import Kind
+from tenterhook.address import ROOT, Kind
 from tenterhook.cli.group import Work, verbose_option
 from tenterhook.cli.script import Target
+from tenterhook.errors import SelectionError
+from tenterhook.selection import check_patterns
 
 __all__ = ["command", "find_target"]
 
 _DASHES = "tenterhook.dashes"
 
 
+_SHARED = ("--help", "--verbose", "--version")
+"""Options that most programs have: nobody means ours by them behind a script's name."""
+
+
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _patterns(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> list[str] | None:
+    for pattern in value:
+        _check_pattern(ctx, param, pattern)
+    return list(value) or None
+
+
+def _check_pattern(ctx: click.Context, param: click.Parameter, pattern: str) -> None:
+    """Refuse what cannot be read before the script starts; whether it matches anything only the script's models can tell."""
+    if not pattern.strip():
+        raise click.BadParameter(
+            f"an empty pattern\nleave it out for all modules; the outermost one is {ROOT}", ctx, param
+        )
+    try:
+        check_patterns(pattern)
+    except SelectionError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def _rates(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> int | dict[str, int]:
+    """Read ``10``, ``head.**=1``: the number alone is for all modules that no pattern says otherwise of."""
+    common: list[int] = []
+    by_pattern: dict[str, int] = {}
+    for text in value:
+        pattern, equals, number = text.rpartition("=")
+        if not (number.isascii() and number.isdigit() and int(number)):
+            raise click.BadParameter(
+                f"{text!r} is no rate\nwrite --every 10, or a rate of their own for some modules: --every 'head.**=1'",
+                ctx,
+                param,
+            )
+        if equals:
+            _check_pattern(ctx, param, pattern)
+            by_pattern[pattern] = int(number)
+        else:
+            common.append(int(number))
+    if len(common) > 1:
+        raise click.BadParameter(
+            f"two rates for all modules: {common[0]} and {common[1]}\na rate for some is written --every 'head.**=1'",
+            ctx,
+            param,
+        )
+    rate = common[0] if common else 1
+    return {"**": rate, **by_pattern} if by_pattern else rate
 
 
 class _RecordCommand(click.Command):
@@ -53,6 +104,7 @@ class _RecordCommand(click.Command):
     "--select",
     multiple=True,
     metavar="PATTERN",
+    callback=_patterns,
     help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]",
 )
 @click.option(
@@ -71,9 +123,14 @@ class _RecordCommand(click.Command):
 @click.option(
     "--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors."
 )
-@click.option("--tensors", is_flag=True, help="Store the tensors themselves.")
+@click.option("--tensors", is_flag=True, help="Store the tensors themselves, inputs too.")
+@click.option("--ops", is_flag=True, help="Record functional calls between modules, too: F.relu, @, flatten.")
 @click.option(
-    "--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]"
+    "--every",
+    multiple=True,
+    metavar="N",
+    callback=_rates,
+    help="Record every N-th step; 'PATTERN=N' gives some modules a rate of their own, repeatable.  [default: 1]",
 )
 @click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
 @click.option(
@@ -122,9 +179,16 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     elif restarts.isascii() and restarts.isdigit() and int(restarts):
         to = to.with_name(f"{to.stem}-restart{restarts}{to.suffix}")  # what the processes before have written stays
     options["sketch"] = not options.pop("no_sketch")
-    options["select"] = options["select"] or None
     options["stats"] = None if options["stats"] == "none" else options["stats"]
+    options["misplaced"] = _misplaced(ctx, found)
     return Work("tenterhook.cli.run_record:run", {"target": found, "to": to, **options})
+
+
+def _misplaced(ctx: click.Context, target: Target) -> tuple[str, ...]:
+    """List the arguments of the script that look like options of ours."""
+    ours = {name for param in ctx.command.params for name in param.opts if name.startswith("--")} - set(_SHARED)
+    given = (arg.partition("=")[0] for arg in target.args)
+    return tuple(dict.fromkeys(name for name in given if name in ours))
 
 
 def find_target(name: str, args: tuple[str, ...], *, module: bool) -> Target:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from tenterhook.script_recorder import ScriptRecorder
 
 __all__ = ["Terminated", "run"]
 
+_USAGE = 2
 _NOTHING = 4
 _FAULT = 70
 
@@ -29,13 +30,14 @@ class Terminated(BaseException):
     """The process was told to end; the message names the signal. Given to the recorder, never raised."""
 
 
-def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoReturn:
+def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str] = (), **options: Any) -> NoReturn:
     """Record a target and leave the process as the target would have.
 
     Args:
         target: what to run.
         to: the directory to write.
         quiet: print neither header nor summary.
+        misplaced: the options among the script's arguments that look like ours.
         options: the recorder's own.
 
     Raises:
@@ -51,6 +53,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
                 close.console,
                 f"{entry} is beside the script, but another module of that name is loaded: the script gets that one",
             )
+        _tell_misplaced(close.console, target, [name for name in misplaced if not _knows(target, name)])
     session.start()
     with _closed_by_signals(close):
         error = script.run(target)
@@ -58,7 +61,25 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
         script.show_error(error)
         script.wait_for_threads()
         code = close(error)
+    if not quiet and isinstance(error, SystemExit) and error.code == _USAGE:
+        _tell_misplaced(close.console, target, [name for name in misplaced if _knows(target, name)])
     script.leave(error, code)
+
+
+def _knows(target: script.Target, option: str) -> bool:
+    """Whether a script speaks of an option; of a module it is taken for granted, since its parser may be anywhere."""
+    try:
+        return target.module or option.encode() in Path(target.name).read_bytes()
+    except OSError:  # a directory or an archive with a __main__.py
+        return True
+
+
+def _tell_misplaced(console: Console, target: script.Target, options: Sequence[str]) -> None:
+    if options:
+        which = ", ".join(options)
+        print_note(
+            console, f"{which} after {target.name} is the script's own; options of tenterhook go before {target.name}"
+        )
 
 
 @dataclass
@@ -109,7 +130,7 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        close(Terminated(f"ended by {signal.Signals(number).name}"))
+        close(Terminated(signal.Signals(number).name))
         os.kill(os.getpid(), number)
 
     def restore() -> None:

@@ -90,7 +90,7 @@ def page_of(
 def _status(page: Page) -> str:
     if not page.manifest.complete:
         return "unfinished"
-    return "partial" if page.manifest.partial else "complete"
+    return "partial" if page.manifest.partial else "stopped" if page.manifest.error else "complete"
 
 
 def _data(page: Page, path: str, limit: int) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from tenterhook.analysis.asked import check
 from tenterhook.cli.group import Work, verbose_option
+from tenterhook.errors import SelectionError
 
 __all__ = ["command"]
 
@@ -21,6 +23,15 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
             raise click.BadParameter(f"{part.strip()!r} is no rank\nwrite ranks as 0,3 or 0:8", ctx, param)
         found += range(int(first), min(int(end), 1 << 20)) if colon else [int(first)]
     return tuple(found)
+
+
+def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    for text in value:
+        try:
+            check(text)
+        except SelectionError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+    return value
 
 
 @click.command("show", short_help="Show what was recorded.")
@@ -39,7 +50,9 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "sites",
     multiple=True,
     metavar="PATTERN",
-    help="Only these modules, in all steps: 'features.*', 'type:Conv2d', 'fc:grad_output'; repeatable.",
+    callback=_sites,
+    help="Only these, in all steps: 'features.*', 'type:Conv2d', 'fc:grad_output', or an address as it is printed, "
+    "'Net/lstm:output[0]#1@12'; repeatable.",
 )
 @click.option(
     "--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]"

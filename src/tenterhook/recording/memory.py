@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
+from tenterhook.recording.buckets import Buckets
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.schema import MODULES
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, with_rank
+from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, with_rank
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -41,6 +42,8 @@ class MemorySink:
         self._lock = RLock()
         self._batches: dict[str, list[pa.RecordBatch]] = {"calls": [], "values": []}
         self._tables: dict[str, tuple[int, pa.Table]] = {}
+        self._buckets = {"calls": Buckets(), "values": Buckets()}
+        self._bucketed = {"calls": 0, "values": 0}  # batches that are in them
         self._modules: pa.Table | None = None
         self._tensors: dict[str, Any] = {}
         self._version = 0
@@ -128,6 +131,26 @@ class MemorySink:
         self._drain()
         return filtered(self._whole(name), columns, filters)
 
+    def module_rows(self, name: str, module: Module, mark: Any) -> tuple[pa.Table, Any]:
+        """Give the rows of one module that have come since a mark, and the new mark: the number of its rows."""
+        seen = 0 if mark is None else mark
+        with self._lock:
+            batches = self._sorted(name).after(module, seen)
+        rows = pa.Table.from_batches(batches, WRITTEN[name])
+        return with_rank(rows, self._rank), seen + len(rows)
+
+    def seen(self) -> list[Module]:
+        """Give the modules that have rows in `calls`, in the order in which they were met."""
+        self._drain()
+        with self._lock:
+            return self._sorted("calls").modules
+
+    def steps(self) -> list[int]:
+        """Give the steps of which there are rows, in order."""
+        self._drain()
+        with self._lock:
+            return sorted(self._sorted("calls").steps | self._sorted("values").steps)
+
     def has_tensor(self, key: str, rank: int) -> bool:
         """Say whether a tensor is stored."""
         return key in self._tensors
@@ -154,6 +177,13 @@ class MemorySink:
     def _drain(self) -> None:
         if self.before_read is not None and not self._closed:
             self.before_read()
+
+    def _sorted(self, name: str) -> Buckets:
+        # When asked and not when written: recording pays nothing for it.
+        for batch in self._batches[name][self._bucketed[name] :]:
+            self._buckets[name].add(batch)
+        self._bucketed[name] = len(self._batches[name])
+        return self._buckets[name]
 
     def _whole(self, name: str) -> pa.Table:
         with self._lock:

@@ -16,9 +16,9 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
-from tenterhook.recording.disk import read_part
-from tenterhook.recording.files import RankFiles, rank_files, reading
+from tenterhook.recording.files import RankFiles, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+from tenterhook.recording.parts import parquet_rows, read_part
 from tenterhook.recording.rows import parquet_options
 from tenterhook.recording.shards import finish_shard
 from tenterhook.recording.target import take_over
@@ -105,7 +105,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
             step=step,
             seq=seq,
             start_ns=ends["calls"]["start_ns"] + 1,
-            parts={table: _number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
+            parts={table: part_number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
             shard=max(rank_files(folder, manifest.rank).shards, default=-1) + 1,
             tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
             calls=_count_calls(files),
@@ -132,11 +132,7 @@ def _alone(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _parts(files: RankFiles, table: str) -> list[Path]:
-    return sorted([*files.parquet[table], *files.streams[table]], key=_number)
-
-
-def _number(part: Path) -> int:
-    return int(part.stem.rpartition("-")[2])
+    return sorted([*files.parquet[table], *files.streams[table]], key=part_number)
 
 
 def _ends(files: RankFiles, table: str) -> dict[str, int]:
@@ -144,20 +140,22 @@ def _ends(files: RankFiles, table: str) -> dict[str, int]:
     names = ["step", "seq", *(["start_ns"] if table == "calls" else [])]
     ends = dict.fromkeys(names, -1)
     for part in _parts(files, table):
-        with reading(part):
-            rows = pq.read_table(str(part), columns=names) if part.suffix == ".parquet" else read_part(part, table)
-            for name in names:
-                ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
+        rows = _columns(part, table, names)
+        for name in names:
+            ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
     return ends
+
+
+def _columns(part: Path, table: str, names: list[str]) -> pa.Table:
+    return parquet_rows(part, table, names, None) if part.suffix == ".parquet" else read_part(part, table).select(names)
 
 
 def _cut_rows(files: RankFiles, table: str, step: int) -> None:
     """Turn streams into Parquet, and leave out the rows from `step` on."""
     for part in _parts(files, table):
         if part.suffix == ".parquet":
-            with reading(part):
-                if not pc.any(pc.greater_equal(pq.read_table(str(part), columns=["step"])["step"], step)).as_py():
-                    continue
+            if not pc.any(pc.greater_equal(_columns(part, table, ["step"])["step"], step)).as_py():
+                continue
         rows = read_part(part, table)
         rows = rows.filter(pc.less(rows["step"], step)).unify_dictionaries()
         draft = part.with_suffix(".parquet.tmp")
@@ -170,8 +168,7 @@ def _end_shard(files: RankFiles) -> None:
     """Give the shard that was growing its header, without the tensors at its end that no row names any more."""
     named: set[str] = set()
     for part in files.parquet["values"]:
-        with reading(part):
-            named.update(pq.read_table(str(part), columns=["tensor"])["tensor"].drop_null().to_pylist())
+        named.update(_columns(part, "values", ["tensor"])["tensor"].drop_null().to_pylist())
     for path in files.shards.values():
         if path.suffix == ".part":
             entries = shard_entries(path)
@@ -183,7 +180,7 @@ def _end_shard(files: RankFiles) -> None:
 def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for part in files.parquet["calls"]:
-        rows = pq.read_table(str(part), columns=["model", "path", "phase"])
+        rows = _columns(part, "calls", ["model", "path", "phase"])
         rows = pa.table({name: rows[name].cast(pa.string()) for name in rows.column_names})
         for row in rows.group_by(["model", "path", "phase"]).aggregate([([], "count_all")]).to_pylist():
             counts[row["model"], row["path"], row["phase"]] += row["count_all"]

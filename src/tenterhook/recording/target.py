@@ -31,6 +31,7 @@ __all__ = [
     "claim",
     "publish",
     "rank_folder",
+    "refuse_taken",
     "take_back",
     "take_over",
     "write_manifest",
@@ -92,6 +93,16 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
     return folder
 
 
+def refuse_taken(target: Path, world: int, rank: int) -> None:
+    """Look whether :func:`claim` could be made, without making it: a directory that is there is not replaced.
+
+    Raises:
+        TargetError: something is there already.
+    """
+    if target.is_symlink() or target.exists():
+        _make_room(target, world, rank, overwrite=False)
+
+
 def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
     """Sign for a rank's folder whose writer is gone, and mark the recording unfinished again.
 
@@ -144,6 +155,11 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
     if not overwrite:
         if world > 1 and not own.exists() and _worlds(target) <= {world}:
             return  # the other ranks of this run share the directory
+        if not (target / MANIFEST_NAME).is_file():
+            raise TargetError(
+                f"{target} is a directory already, and not a recording; "
+                f"give the recording a name of its own: {target / 'NAME.thk'}"
+            )
         raise TargetError(
             f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
         )

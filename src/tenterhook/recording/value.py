@@ -16,7 +16,7 @@ from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
 
-__all__ = ["Nested", "TensorSource", "Value", "gather", "value_from_row"]
+__all__ = ["Nested", "TensorSource", "Value", "gather", "tokens", "value_from_row"]
 
 _COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
 
@@ -227,7 +227,8 @@ def _step(key: str | int) -> str:
     return f"[{key}]" if isinstance(key, int) else f".{key}" if key.isidentifier() else f'["{key}"]'
 
 
-def _tokens(slot: str) -> tuple[str | int, ...]:
+def tokens(slot: str) -> tuple[str | int, ...]:
+    """Split a slot into its steps: `["logits"][0]` into `logits` and 0."""
     return tuple(_token(step) for step in split_slot(slot))
 
 
@@ -253,4 +254,4 @@ def gather(values: Sequence[Value], what: str) -> Any:
     """
     if len(values) == 1 and values[0].slot == "":
         return _given(values[0])
-    return Nested([(_tokens(value.slot), value) for value in values], what)
+    return Nested([(tokens(value.slot), value) for value in values], what)
