@@ -37,6 +37,9 @@ class ToyAdapter(Adapter):
     def array(self, tensor: Any) -> np.ndarray:
         return np.array(tensor.data if isinstance(tensor, toy.Tensor) else tensor)
 
+    def overwrite(self, tensor: toy.Tensor, value: float) -> None:
+        tensor.data[...] = value
+
     def parameter_array(self, name: str, tensor: Any) -> np.ndarray:
         return self.array(tensor).T if name.endswith("weight") else self.array(tensor)
 
