@@ -44,7 +44,7 @@ class Capture:
         self.backend = backend
         self.sink = sink
         self.options = options
-        self.tracker = Tracker(backend, on_step_begin, on_step_end)
+        self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.closed = False
@@ -58,6 +58,10 @@ class Capture:
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
 
+    def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        self.rows.send()
+        on_step_end(step)
+
     @property
     def active(self) -> bool:
         """Whether calls are followed; not on steps that are not sampled."""
@@ -66,6 +70,11 @@ class Capture:
     @active.setter
     def active(self, value: bool) -> None:
         self.tracker.follows_calls = value
+
+    @property
+    def rows_recorded(self) -> int:
+        """Number of rows, of calls and of values."""
+        return self.rows.calls_recorded + self.rows.values_recorded
 
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:
@@ -145,11 +154,13 @@ class Capture:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
                 self._record_stale()
-            changed = (
-                self._before(call, module, args, kwargs)
-                if watched.wanted and watched.due and self.tracker.follows_calls
-                else None
-            )
+            changed = None
+            if watched.wanted and watched.due and self.tracker.follows_calls:
+                changed = self._before(call, module, args, kwargs)
+            elif watched.attachment is None:
+                self.tracker.end(
+                    watched
+                )  # the step that begins with this call is not recorded: its hooks have just come off
             if not call.seq % _SAMPLED:
                 self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed

@@ -34,6 +34,7 @@ from tenterhook.backends import (
     Summary,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
+from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
@@ -45,7 +46,7 @@ from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, di
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
-from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, RowBuffer
+from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["BACKEND", "TorchBackend"]
 
@@ -370,7 +371,10 @@ class TorchBackend:
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                     code = _CODES.get(dtype := tensor.dtype)
                     if code is not None and not (dtype.is_complex and tensor.is_conj()):
-                        rows.measure_flat(row, tensor.data_ptr(), code, tensor.numel())
+                        numel = tensor.numel()
+                        if numel >= THREADED_NUMEL:
+                            set_threads(torch.get_num_threads())
+                        rows.measure_flat(row, tensor.data_ptr(), code, numel)
                         return None
             except RuntimeError:
                 pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
@@ -392,14 +396,20 @@ class TorchBackend:
         name = _DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with self.untracked(), _outside_transforms():
+        with devices.unseen():
             plain = tensor.detach().resolve_conj().resolve_neg()
-            if not plain.is_cpu:
-                plain = plain.cpu()
+            if self.defers(plain):
+                return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
+        if plain.numel() >= THREADED_NUMEL:
+            set_threads(torch.get_num_threads())
         rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
         if offset is None:
             rows.valid[row] &= ~GROUP_SKETCH & 0xFF
         return note
+
+    def defers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is measured where it lies, and its row filled in later: all but those of the host."""
+        return not tensor.is_cpu
 
     def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))

@@ -25,6 +25,8 @@ _OF_SITE = ("model", "path", "kind", "slot")
 VALUE_ITEMS: tuple[str, ...] = ("row", "site", *(n for n in VALUES.names if n not in _MEASURED and n not in _OF_SITE))
 """The order of the items of a row of values: its number in the block, its site, then what is not measured."""
 
+_NOTE = VALUE_ITEMS.index("note")
+
 
 class Site:
     """What all rows of one place have in common; rows are told apart by the identity of their site."""
@@ -110,7 +112,13 @@ class ValueBlock:
 
     def batch(self) -> pa.RecordBatch:
         """Build the batch; the block is not to be used afterwards."""
-        taken = np.array(self.cells[:: len(VALUE_ITEMS)], np.int64)
+        width = len(VALUE_ITEMS)
+        taken = np.array(self.cells[::width], np.int64)
+        if self.buffer.deferred:
+            lost = self.buffer.settle()
+            for at, row in enumerate(taken.tolist() if lost else ()):
+                if row in lost:
+                    self.cells[at * width + _NOTE] = lost[row]
         return pa.record_batch(_arrays(self.cells, VALUE_ITEMS, VALUES, self._measured(taken)), schema=VALUES)
 
     def _measured(self, taken: np.ndarray) -> dict[str, pa.Array]:
