@@ -15,7 +15,7 @@ from torch import nn
 import tenterhook as th
 from tenterhook.errors import SelectionError
 from tenterhook.parameters import ParameterWatch
-from tenterhook.recorder import Recorder
+from tenterhook.recording_session import RecordingSession
 
 
 def _net() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -53,10 +53,10 @@ def test_hooks_stay_off_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_users_exception_wins_over_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fails(self: Recorder) -> None:
+    def fails(self: RecordingSession) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(Recorder, "_modules", fails)
+    monkeypatch.setattr(RecordingSession, "_modules", fails)
     net, optimizer = _net()
     with pytest.raises(ValueError, match="the user's"), th.record(net, to=tmp_path / "a.thk"):
         _train(net, optimizer)

@@ -71,6 +71,11 @@ class Capture:
     def active(self, value: bool) -> None:
         self.tracker.follows_calls = value
 
+    @property
+    def rows_recorded(self) -> int:
+        """Number of rows, of calls and of values."""
+        return self.rows.calls_recorded + self.rows.values_recorded
+
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:
         """Put hooks around the calls of a watched module."""
@@ -149,11 +154,13 @@ class Capture:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
                 self._record_stale()
-            changed = (
-                self._before(call, module, args, kwargs)
-                if watched.wanted and watched.due and self.tracker.follows_calls
-                else None
-            )
+            changed = None
+            if watched.wanted and watched.due and self.tracker.follows_calls:
+                changed = self._before(call, module, args, kwargs)
+            elif watched.attachment is None:
+                self.tracker.end(
+                    watched
+                )  # the step that begins with this call is not recorded: its hooks have just come off
             if not call.seq % _SAMPLED:
                 self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed

@@ -158,6 +158,18 @@ class RowCapture:
             )  # fmt: skip
             self.values_recorded += 1
 
+    def missing_parameter(self, watched: Watched, kind: str, name: str, step: int, note: str) -> None:
+        """Record why there is nothing to say of a parameter."""
+        with self._lock:
+            block = self._block if self._block.used < self._block.capacity else self._next_block()
+            row = block.used
+            block.used += 1
+            block.cells += (
+                row, watched.site(kind, name), self._tracker.next_seq(), None, step, None,
+                None, None, None, None, "none", None, None, note,
+            )  # fmt: skip
+            self.values_recorded += 1
+
     def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
         """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
         token = self._backend.backward_token()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from tenterhook.backends import Backend
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
+from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, watch_model
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
@@ -64,6 +66,8 @@ class ScriptModels:
         self.known: list[ScriptModel] = []
         self.strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self.ops: OpCapture | None = None
+        self.schedule: HookSchedule | None = None  # once a model is met
+        self._lock = threading.RLock()  # models are met in whichever thread calls them
         for pattern in (*(self._select or ()), *self._rates):
             check_patterns(pattern)
 
@@ -72,8 +76,23 @@ class ScriptModels:
         watched = self._by_module.get(id(module))
         return watched is None or watched.ref() is not module
 
+    @property
+    def parameters(self) -> list[ParameterWatch]:
+        """What follows the parameters of the models."""
+        return [model.parameters for model in self.known if model.parameters is not None]
+
     def take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make an unknown module, whose call is beginning, a new model or a new part of the one that is running."""
+        with self._lock:
+            if self.is_unknown(module) and not self._find_place(capture, module):
+                return
+        watched = self._by_module.get(id(module))
+        if watched is not None and watched.attachment is not None:
+            capture.begin_running_call(watched, module, args, kwargs)
+            if self.ops is not None:
+                self.ops.begin_running_call()
+
+    def _find_place(self, capture: Capture, module: Any) -> bool:
         running = capture.tracker.settled()
         if running is None:
             self._adopt(capture, module)
@@ -82,12 +101,8 @@ class ScriptModels:
             root = model.ref() if model is not None else None
             if model is None or root is None or not self._join(capture, model, root, module):
                 self.strays[type(module).__name__, "not part of a model"] += 1
-                return
-        watched = self._by_module.get(id(module))
-        if watched is not None and watched.attachment is not None:
-            capture.begin_running_call(watched, module, args, kwargs)
-            if self.ops is not None:
-                self.ops.begin_running_call()
+                return False
+        return True
 
     def _adopt(self, capture: Capture, module: Any) -> None:
         backend = capture.backend
@@ -113,11 +128,11 @@ class ScriptModels:
         model.manifest.name = model.name
         if self._watches_parameters:
             model.parameters = ParameterWatch(capture, module, model.watched)
-        self._use_rates(capture)
+        self._use_rates()
         for one in model.watched:
             one.model = model.name
             self._watch(capture, one)
-        if model.parameters is not None and capture.active:
+        if model.parameters is not None and capture.active and capture.tracker.has_begun:
             model.parameters.step_begins()
 
     def _list(self, backend: Backend, module: Any, name: str) -> list[Watched]:
@@ -130,10 +145,11 @@ class ScriptModels:
                     by_path[entry.path].every = self._sampling.rates[pattern]
         return watched
 
-    def _use_rates(self, capture: Capture) -> None:
+    def _use_rates(self) -> None:
         if self._rates:
             self._sampling.use({one.every for model in self.known for one in model.watched if one.wanted} or {1})
-            capture.active = self._sampling.wants(capture.tracker.step)
+            if self.schedule is not None:
+                self.schedule.again()
 
     def _succeed(self, old: ScriptModel, new: ScriptModel) -> None:
         """A model of the same make that is gone (``nn.CrossEntropyLoss()(...)`` in a loop) is gone on with under its name."""
@@ -171,25 +187,14 @@ class ScriptModels:
             old.attachment = None
         self._by_module[id(module)] = watched
         capture.watched.append(watched)
-        self._settle(capture, watched)
+        if self.schedule is not None:
+            self.schedule.meet(watched)
 
-    def settle(self, capture: Capture) -> None:
-        """Put hooks on what the step that begins is to record of, and take them off the rest."""
-        capture.watched = [one for one in capture.watched if one.ref() is not None]
-        capture.active = self._sampling.wants(capture.tracker.step)
-        for one in capture.watched:
-            self._settle(capture, one)
-
-    def _settle(self, capture: Capture, one: Watched) -> None:
-        one.due = not self._rates or capture.tracker.step % one.every == 0
-        if capture.active:  # an op's module has to be known, and a root begins the step
-            needed = (one.wanted and one.due) or one.is_root or self.ops is not None
-        else:
-            needed = one.is_root and capture.tracker.needs_root
-        if needed:
-            capture.attach(one)
-        else:
-            capture.release(one, rest=True)
+    def forget_gone(self) -> None:
+        """Let go of the modules that are no more."""
+        with self._lock:
+            if self.schedule is not None:
+                self.schedule.forget_gone()
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def rows(self, capture: Capture) -> list[dict[str, Any]]:

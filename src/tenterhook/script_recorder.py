@@ -21,14 +21,15 @@ from tenterhook.capture import Capture
 from tenterhook.errors import UnsupportedError
 from tenterhook.event_log import EventLog
 from tenterhook.flushing import INTERVAL, Flusher
+from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
-from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
+from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
+from tenterhook.session_end import end_capture, finish_manifest, words_of
 
 __all__ = ["FullStep", "RecordSummary", "ScriptRecorder"]
 
@@ -144,6 +145,7 @@ class ScriptRecorder:
             Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
         )
         self._capture: Capture | None = None
+        self._schedule: HookSchedule | None = None
         self._backend: Backend | None = None
         self._attachments: list[Detachable] = []
         self._stack = contextlib.ExitStack()
@@ -152,8 +154,17 @@ class ScriptRecorder:
         self._running = False
         self._began_ns = 0
         self._met_ns = 0  # when the first model was called
-        self._steps_recorded = 0
         self._fullest: FullStep | None = None
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes of the run this one is."""
+        return self._manifest.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes the run has."""
+        return self._manifest.world
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -186,13 +197,15 @@ class ScriptRecorder:
             if name not in ("rank", "world"):  # the folder was named by the launcher's variables, before any framework
                 setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
-        self._capture.active = self._sampling.wants(0)
+        self._schedule = HookSchedule(self._capture, self._sampling, lambda: self._models.parameters)
+        self._models.schedule = self._schedule
         if self._log is not None:
             self._log.summary = backend.summary
         stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
         self._attachments.append(backend.on_optimizer_step(stepped))
         if self._options.ops:
             self._follow_ops(backend, self._capture)
+        self._schedule.settle()
         self._stack.callback(Flusher(self._capture).stop)
         return self._capture
 
@@ -203,6 +216,8 @@ class ScriptRecorder:
             self._told.append([f"no functional calls: {str(error).splitlines()[0]}"])
             return
         ops = self._models.ops = OpCapture(capture)
+        if self._schedule is not None:
+            self._schedule.whole = True
         capture.around = ops.around
         self._stack.callback(ops.close)
 
@@ -228,11 +243,7 @@ class ScriptRecorder:
         rows: list[dict[str, Any]] = []
         try:
             if self._capture is not None:
-                self._capture.abandon_open_calls(error)
-                for model in self._models.known:
-                    if model.parameters is not None:
-                        model.parameters.close()
-                self._capture.close()
+                end_capture(self._capture, self._models.parameters, error)
                 rows = self._models.rows(self._capture)
         except Exception as fault:  # the script has run; what is there is kept, and this is told in the summary
             self._manifest.partial = f"{type(fault).__name__}: {fault}"
@@ -244,23 +255,26 @@ class ScriptRecorder:
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
-        manifest.ended = now()
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
-        manifest.models = [model.manifest for model in self._models.known]
-        manifest.told = [sentence for told in self._told for sentence in told]
-        summary.told = manifest.told
-        if self._capture is not None:
-            tracker = self._capture.tracker
-            manifest.steps = tracker.steps_seen
-            summary.steps_recorded = self._steps_recorded + (self._capture.active and tracker.steps_seen > tracker.step)
+        manifest.error = words_of(error)
+        told = [sentence for told in self._told for sentence in told]
+        if self._capture is not None and self._schedule is not None:
+            finish_manifest(
+                manifest,
+                self._capture,
+                [model.manifest for model in self._models.known],
+                told,
+                began_ns=self._met_ns,
+                recorded=self._schedule.recorded,
+            )
             self._note_fullest()
             summary.fullest = self._fullest
-            since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
-            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
-            manifest.partial = manifest.partial or self._capture.failure
+            summary.steps_recorded = self._schedule.recorded
             summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
-            summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
+            cost = manifest.cost
+            summary.cost_fraction = cost.hook_seconds / max(cost.wall_seconds - cost.hook_seconds, 1e-9)
+        else:
+            manifest.ended, manifest.told = now(), told
+        summary.told = manifest.told
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
             self._log.close()
@@ -290,22 +304,18 @@ class ScriptRecorder:
     # --- steps -----------------------------------------------------------------------------------------------------
     def _step_began(self) -> None:
         self._note_fullest()
-        for model in self._models.known:
-            if model.parameters is not None and self._capture is not None and self._capture.active:
-                model.parameters.step_begins()
+        if self._schedule is not None:
+            self._schedule.step_began()
 
     def _step_ended(self, step: int) -> None:
-        capture = self._capture
-        if capture is None:
+        if self._schedule is None:
             return
-        self._steps_recorded += capture.active
         for model in self._models.known:
-            if model.parameters is not None:
-                model.parameters.step_ended(step)
             root = model.ref()
             if step == 0 and root is not None:
                 model.weights.look(root)  # gradients are cleared next
-        self._models.settle(capture)
+        self._models.forget_gone()
+        self._schedule.step_ended(step)
 
     def _note_fullest(self) -> None:
         """Note the step with the most calls of one model; before the next step begins, since what runs in between belongs to it."""

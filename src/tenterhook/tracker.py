@@ -95,12 +95,24 @@ class Tracker:
         self._calls_in_step = False
         self._ended_by = 0  # id of the optimizer that ended the last step
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
+        self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
+        self.root_has_run = False
         self.step = 0
 
     @property
     def steps_seen(self) -> int:
         """Number of steps in which something was called."""
         return self.step + self._calls_in_step
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has been called in the present step."""
+        return self._calls_in_step
+
+    @property
+    def evaluation_goes_back(self) -> bool:
+        """Whether what is evaluated now, before the step's first call, goes with the step that has just ended."""
+        return self._steps_by == "optimizer"
 
     @property
     def needs_root(self) -> bool:
@@ -293,6 +305,7 @@ class Tracker:
                 self.end_step()
         self._begin_step()
         self._roots_run.add(watched)
+        self.root_has_run = True
         return self.step
 
     def _begin_step(self) -> None:
@@ -304,8 +317,8 @@ class Tracker:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
         if self._steps_by == "user":
             return
-        # Of several optimizers that step together the first ends the step; where calls are not followed, that very one does.
-        if self._calls_in_step or (not self.follows_calls and id(optimizer) == self._ended_by):
+        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does.
+        if self._calls_in_step or (not self.sees_all and id(optimizer) == self._ended_by):
             self._steps_by = "optimizer"
             self._ended_by = id(optimizer)
             self.end_step()

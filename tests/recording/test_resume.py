@@ -137,7 +137,7 @@ def test_resuming_needs_the_same_question(tmp_path: Path) -> None:
 def test_who_writes_there_is_not_disturbed(tmp_path: Path) -> None:
     model = net()
     with th.record(model, "0", to=tmp_path / "a.thk"), pytest.raises(TargetError, match="is being written by process"):
-        th.record(model, "0", to=tmp_path / "a.thk", resume=True)
+        th.record(model, "0", to=tmp_path / "a.thk", resume=True).start()
 
 
 def start(target: Path, batches: int) -> subprocess.Popen[str]:

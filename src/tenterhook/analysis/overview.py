@@ -71,6 +71,11 @@ class Row:
     error: str | None
     values: list[Seen]
 
+    @property
+    def op(self) -> str:
+        """Name of the function where this is a functional call; else empty."""
+        return split_op(self.path)[1] if self.type == "op" else ""
+
 
 @dataclass(frozen=True)
 class FirstNonfinite:
@@ -99,6 +104,7 @@ class Overview:
         steps: the number of steps recorded, and the first and the last of them.
         models: names of the outermost modules, the biggest first.
         modules: number of modules that were called.
+        functions: number of functional calls between them, by place and name.
         calls: number of calls by phase.
         values: number of tensors seen.
         nonfinite: how many of them have values that are no finite numbers.
@@ -112,6 +118,7 @@ class Overview:
     last_step: int | None
     models: list[str]
     modules: int
+    functions: int
     calls: dict[str, int]
     values: int
     nonfinite: int
@@ -129,7 +136,10 @@ def overview(recording: Recording) -> Overview:
         "select count(distinct step) n, min(step) low, max(step) high from (select step from calls union all select step from values)"
     ).to_pylist()
     phases = recording.query("select phase, count(*) n from calls group by phase order by min(seq)").to_pylist()
-    [modules] = recording.query("select count(*) n from (select distinct model, path from calls)").to_pylist()
+    [places] = recording.query(
+        "select count(*) filter (type is distinct from 'op') modules, count(*) filter (type = 'op') functions "
+        "from (select distinct model, path, type from calls)"
+    ).to_pylist()
     [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
     first = recording.query(
         f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
@@ -147,7 +157,8 @@ def overview(recording: Recording) -> Overview:
         first_step=steps["low"],
         last_step=steps["high"],
         models=recording.models,
-        modules=modules["n"],
+        modules=places["modules"],
+        functions=places["functions"],
         calls={row["phase"]: row["n"] for row in phases},
         values=values["n"],
         nonfinite=values["bad"],

@@ -30,7 +30,7 @@ def find(text: str) -> Path:
     for beside in (path.with_name(path.name + ".thk"), Path("runs") / path, Path("runs") / (path.name + ".thk")):
         if beside.exists():
             return beside
-    known = newest_recordings()
+    known = list(newest_recordings())
     names = {str(entry): entry for entry in known}
     near = difflib.get_close_matches(text, [*names, *(entry.name for entry in known)], n=3, cutoff=0.5)
     hint = (

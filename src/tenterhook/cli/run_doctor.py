@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import sys
@@ -84,7 +85,7 @@ def report() -> Report:
         environment={
             name: os.environ[name] for name in sorted(os.environ) if name in VARIABLES or name.startswith(PREFIXES)
         },
-        recordings=[(str(path), _state(path)) for path in newest_recordings()[:_RECENT]],
+        recordings=[(str(path), _state(path)) for path in itertools.islice(newest_recordings(), _RECENT)],
     )
 
 
@@ -145,7 +146,10 @@ def _state(path: Path) -> str:
         manifest = open_recording(path).manifest
     except RecordingError as error:
         return f"cannot be read: {error}"
-    state = "partial" if manifest.partial else "complete" if manifest.complete else "unfinished"
+    if manifest.complete:
+        state = "partial" if manifest.partial else "stopped" if manifest.error else "complete"
+    else:
+        state = "unfinished"
     return f"{state}, {manifest.steps} steps" + (f", {manifest.note}" if manifest.note else "")
 
 

@@ -96,7 +96,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         environment: values of the environment variables that are on our list, and nothing else of the environment.
         started: start of the recording, UTC, ISO 8601.
         ended: end of the recording, None while it runs.
-        steps: number of steps recorded.
+        steps: number of steps that ran while it was made.
+        steps_recorded: of how many of them something was recorded (`every=`, `steps=`); None where that is not known.
         cost: what it cost.
         edits: what :func:`tenterhook.edit` did to the model meanwhile: kind, selection, value, where and how often.
         told: what was changed for the recording's time so that hooks see everything, as sentences.
@@ -127,6 +128,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     started: str | None = None
     ended: str | None = None
     steps: int = 0
+    steps_recorded: int | None = None
     cost: Cost = msgspec.field(default_factory=Cost)
     edits: list[dict[str, Any]] = []
     told: list[str] = []

@@ -48,6 +48,7 @@ class Page:
         rank: the process that `rows` is of.
         ranks: every process.
         sites: the sites that were asked for; empty for all.
+        running: the processes on this machine that write it now.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Page:
     rank: int = 0
     ranks: Sequence[int] = (0,)
     sites: Sequence[str] = field(default=())
+    running: Sequence[int] = field(default=())
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100) -> None:
@@ -105,17 +107,22 @@ def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _print_verdict(console: Console, page: Page) -> None:
     seen, manifest = page.overview, page.manifest
-    counts = [
-        of_steps(seen.steps, manifest.steps),
-        plural(seen.modules, "module"),
-        plural(sum(seen.calls.values()), "call"),
-    ]
+    counts = [of_steps(seen.steps, manifest.steps), plural(seen.modules, "module")]
+    counts += [plural(seen.functions, "function")] if seen.functions else []
+    counts.append(plural(sum(seen.calls.values()), "call"))
     text = f"{', '.join(counts)}, {plural(seen.values, 'value')}"
     rows: list[tuple[str, str]] = []
-    if not manifest.complete:
+    if page.running:
+        state, style = "RUNNING", "bold cyan"
+        which = ", ".join(map(str, page.running[:4])) + (", ..." if len(page.running) > 4 else "")
+        rows.append(("why", f"process {which} is writing it; what had come by now is here"))
+    elif not manifest.complete:
         state, style = "UNFINISHED", "bold yellow"
         rows.append(
-            ("why", "it was never closed: the run was killed, or goes on; what had been written by then is here")
+            (
+                "why",
+                "it was never closed: the run was killed, or goes on elsewhere; what had been written by then is here",
+            )
         )
     elif manifest.partial:
         state, style = "PARTIAL", "bold yellow"
@@ -247,7 +254,7 @@ def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
         row, guide = line.row, guides[line.row.seq]
         if not line.first:
             return f"{guide.continued}  {line.what}"
-        label, kind = guide.label, f" {row.type}" if row.type else ""
+        label, kind = guide.label, f" {row.type}" if row.type and not row.op else ""
         if several and row.depth == 0:
             label = f"{row.model}/{label}" if row.path else row.model
             if not row.path and row.type == row.model.partition("-")[0]:
