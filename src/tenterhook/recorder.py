@@ -306,14 +306,17 @@ def record(
         ops=ops,
         tensors_dtype=tensors_dtype,
     )
+    sampling = Sampling(every, steps)
+    asked = {"stats": stats, "sketch": sketch, **sampling.asked, "ops": ops, "recompute": recompute,
+             "scaler": scaler is not None, "tensors_dtype": tensors_dtype, "fused": fused}  # fmt: skip
     request = Request(
         backend=backend,
         select=select,
         tensors=tensors,
         options=options,
-        sampling=Sampling(every, steps),
+        sampling=sampling,
         destination=Destination(to, overwrite=overwrite, resume=resume, budget=budget),
-        manifest=start_manifest(backend, wanted, select, tensors, note),
+        manifest=start_manifest(backend, wanted, select, tensors, note, asked),
         fused=fused,
     )
     request.check(model)
