@@ -57,7 +57,9 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
 SITUATIONS = {
     "no-such-command": (["recrod"], 2),
     "no-such-option": (["show", "@0", "--setp", "3"], 2),
-    "no-recording-named": (["show"], 2),
+    "no-recording-named": (["show"], 3),
+    "step-x": (["show", "--step", "x"], 2),
+    "limit-minus": (["show", "--limit", "-3"], 2),
     "no-recording-here": (["show", "@0"], 3),
     "no-such-recording": (["show", "nothing.thk"], 3),
     "not-a-recording": (["show", "plain"], 3),
