@@ -72,7 +72,7 @@ SITUATIONS = {
     "script-as-module": (["record", "-m", "train.py"], 2),
     "python-named": (["record", "python", "train.py"], 2),
     "standard-input": (["record", "-"], 2),
-    "a-command": (["record", "--", "torchrun", "train.py"], 2),
+    "a-command": (["record", "--", "mpirun", "python", "train.py"], 2),
     "every-a": (["record", "--every", "a", "train.py"], 2),
     "every-twice": (["record", "--every", "2", "--every", "3", "train.py"], 2),
     "every-pattern": (["record", "--every", "re:(=3", "train.py"], 2),
