@@ -11,6 +11,7 @@ from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
 from tenterhook.backward_passes import RunningPass
 from tenterhook.calls import LiveCall
+from tenterhook.leaf_taps import LeafTaps
 from tenterhook.row_capture import RowCapture
 from tenterhook.tracker import Tracker
 from tenterhook.values import argument_leaves, bind_arguments, replace_arguments
@@ -44,7 +45,7 @@ class GradientCapture:
         self._rows = rows
         self._arrived = arrived
         self._guarded = guarded
-        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
+        self._leaf_taps = LeafTaps()
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, RunningPass[LiveCall]] = weakref.WeakValueDictionary()
         self._untold: RunningPass[LiveCall] | None = None  # the newest, where the framework tells no end of a pass
@@ -53,19 +54,19 @@ class GradientCapture:
         self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
     ) -> Detachable | None:
         """Wait for the gradient of a tensor; None where none can come, which is counted."""
-        tap = self._backend.tap(tensor, partial(self._arrived, call, kind, slot, note), module, self)
         watched = call.watched
+        arrived = partial(self._arrived, call, kind, slot, note)
+        if self._backend.is_leaf(tensor):
+            key = (id(tensor), id(watched), kind, slot)
+            tap = self._leaf_taps.put_on(
+                key, call.step, arrived, lambda fn: self._backend.tap(tensor, fn, module, self)
+            )
+        else:
+            tap = self._backend.tap(tensor, arrived, module, self)
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
             return None
         call.pending[kind, slot] = -1  # the backward pass that brought it last
-        if self._backend.is_leaf(
-            tensor
-        ):  # its hooks outlive the graph: only the newest one stays, until the session ends
-            old = self._leaf_taps.pop(key := (id(tensor), id(watched), slot), None)
-            if old is not None:
-                old.remove()
-            self._leaf_taps[key] = tap
         return tap
 
     def alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,6 +135,4 @@ class GradientCapture:
 
     def close(self) -> None:
         """Take off the taps that outlive their graph."""
-        for tap in list(self._leaf_taps.values()):
-            tap.remove()
-        self._leaf_taps.clear()
+        self._leaf_taps.remove()
