@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,189 @@ def test_a_call_that_was_cut_off_takes_no_later_one_with_it() -> None:
             _train(model.encoder, optimizer)
     calls = [call for call in rec.order() if call.path == "encoder" and call.phase == "forward"]
     assert [(call.step, call.call, call.depth) for call in calls][1:] == [(0, 1, 0), (1, 0, 0), (2, 0, 0)]
+
+
+LOCKED = """
+import gc, os, signal, threading, time, torch
+from torch import nn
+from tenterhook.row_capture import RowCapture
+
+net = nn.Linear(2, 2)
+net(torch.ones(1, 2))
+(rows,) = [one for one in gc.get_objects() if type(one) is RowCapture]
+mine, held = threading.Lock(), threading.Event()
+
+def work():  # as a thread that hands rows over while the main thread puts a tensor into the queue
+    with rows._lock:
+        held.set()
+        with mine:
+            pass
+
+with mine:
+    threading.Thread(target=work, daemon=True).start()
+    held.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+time.sleep(120)
+"""
+
+
+def test_a_signal_amid_what_closing_waits_for_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOCKED)
+    command = [sys.executable, "-m", "tenterhook", "record", "-q", "--to", "run.thk", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    manifest = th.open(tmp_path / "run.thk").manifest
+    assert manifest.complete and str(manifest.error).startswith("Terminated: ended by SIGTERM")
+
+
+# ---- sessions that have not begun, or are over ----
+
+
+def test_a_recorder_that_was_never_started_says_how(tmp_path: Path) -> None:
+    net, _ = _net()
+    rec = th.record(net, to=tmp_path / "a.thk")
+    net(torch.ones(1, 2))
+    assert not (tmp_path / "a.thk").exists()
+    asked: list[Callable[[], object]] = [
+        lambda: rec["0"], lambda: rec.order(), lambda: rec.table("calls"), lambda: rec.query("select 1"), lambda: rec.coverage,
+        lambda: rec.recording, lambda: rec.save(tmp_path / "b.thk"), lambda: rec.told, lambda: rec.ended_by,
+        lambda: rec.resumed_from, rec.step, rec.pause, rec.resume, lambda: list(rec),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(th.TenterhookError, match="has not begun(.|\n)*with th.record"):
+            ask()
+    rec.close()
+    assert repr(rec) == "<Recorder of Sequential, new: nothing yet>"
+    with rec:
+        net(torch.ones(1, 2))
+    assert len(rec["0"].calls) == 1
+
+
+def test_a_recorder_after_its_end_answers_and_does_no_more() -> None:
+    net, _ = _net()
+    with th.record(net) as rec:
+        net(torch.ones(1, 2))
+    assert len(rec.order()) == 3
+    for act in (rec.step, rec.pause, rec.resume):
+        with pytest.raises(th.TenterhookError, match="of a recording that has ended"):
+            act()
+    with pytest.raises(th.TenterhookError, match="closed already"):
+        rec.start()
+    rec.close()
+    assert len(rec.order()) == 3
+
+
+def test_steps_go_on_after_a_fault_of_ours() -> None:
+    net, optimizer = _net()
+    with th.record(net) as rec:
+        rec._capture.stop("a fault")
+        rec.step()
+        rec.pause()
+        rec.resume()
+        _train(net, optimizer)
+    assert rec.recording.manifest.partial == "a fault"
+
+
+@pytest.mark.parametrize("place", ["seeing_everything", "on_optimizer_step", "attach"])
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_a_start_that_fails_leaves_nothing(
+    place: str, to_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenterhook.backends.torch import TorchBackend
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise MemoryError("ours")
+
+    net, _ = _net()
+    rec = th.record(net, to=tmp_path / "a.thk" if to_disk else None)
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchBackend, place, fails)
+        with pytest.raises(MemoryError, match="ours"):
+            rec.start()
+    assert not (tmp_path / "a.thk").exists()
+    assert not {thread.name for thread in threading.enumerate() if thread.name.startswith("tenterhook")}
+    assert not [hook for module in net.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+    with pytest.raises(th.TenterhookError, match="could not begin"):
+        rec.order()
+    with pytest.raises(th.TenterhookError, match="closed already"):
+        rec.start()
+
+
+def test_tensors_of_modules_that_are_not_recorded_are_refused() -> None:
+    net, _ = _net()
+    with pytest.raises(th.TenterhookError, match="of modules that are not recorded"):
+        th.record(net, "0", tensors="1")
+
+
+def test_selections_may_be_iterators() -> None:
+    net, _ = _net()
+    with th.record(net, iter(["0", "1"]), tensors=(path for path in ("1",))) as rec:
+        net(torch.ones(1, 2))
+    assert [call.path for call in rec.order()] == ["0", "1"]
+    assert rec["1"].output.shape == (1, 1)
+    assert (rec.recording.manifest.select, rec.recording.manifest.tensors) == ("0, 1", "1")
+
+
+# ---- what went past all hooks ----
+
+
+class _Stop(BaseException):
+    pass
+
+
+class _Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        self.broken: str | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enc(x)
+        if self.broken == "forward":
+            raise _Stop
+        return x + 1
+
+
+@pytest.mark.parametrize("broken", ["forward", "hook"])
+@pytest.mark.parametrize("next_call", ["enc", "enc.0", "enc.1.0", ""])
+def test_what_is_called_after_an_interrupt_stands_by_itself(broken: str, next_call: str) -> None:
+    net = _Deep()
+
+    def interrupts(module: nn.Module, args: object, output: object) -> None:
+        raise _Stop
+
+    with th.record(net) as rec:
+        handle = net.enc[1][1].register_forward_hook(interrupts) if broken == "hook" else None
+        net.broken = broken
+        with pytest.raises(_Stop):
+            net(torch.ones(1, 2))
+        if handle is not None:
+            handle.remove()
+        net.broken = None
+        time.sleep(0.001)  # an exception that goes through frames takes its time, too
+        part = net.get_submodule(next_call)
+        part(torch.ones(1, 2))
+    calls = [call for call in rec.order() if call.path == next_call]
+    assert (calls[-1].depth, calls[-1].parent, calls[-1].error) == (0, None, None)
+    assert [call.error for call in rec.order() if call.path == ""][0] == "did not end"
+
+
+def test_a_long_forward_is_no_interrupt() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                time.sleep(0.001)
+                x = part(x)
+            return x
+
+    net = Slow()
+    with th.record(net) as rec:
+        net(torch.ones(1, 2))
+    depths = {call.path: call.depth for call in rec.order()}
+    assert depths == {"": 0} | {f"parts.{n}": 1 for n in range(3)} | {f"parts.{n}.0": 2 for n in range(3)}
+    assert all(call.error is None for call in rec.order())

@@ -46,6 +46,7 @@ class GradientCapture:
         self._arrived = arrived
         self._guarded = guarded
         self._leaf_taps = LeafTaps()
+        self._turn = 0  # backward passes so far
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, RunningPass[LiveCall]] = weakref.WeakValueDictionary()
         self._untold: RunningPass[LiveCall] | None = None  # the newest, where the framework tells no end of a pass
@@ -55,18 +56,17 @@ class GradientCapture:
     ) -> Detachable | None:
         """Wait for the gradient of a tensor; None where none can come, which is counted."""
         watched = call.watched
-        arrived = partial(self._arrived, call, kind, slot, note)
-        if self._backend.is_leaf(tensor):
-            key = (id(tensor), id(watched), kind, slot)
-            tap = self._leaf_taps.put_on(
-                key, call.step, arrived, lambda fn: self._backend.tap(tensor, fn, module, self)
-            )
-        else:
-            tap = self._backend.tap(tensor, arrived, module, self)
+        is_leaf = self._backend.is_leaf(tensor)
+        place = (id(watched), slot)
+        if is_leaf and call.forward is not None and self._leaf_taps.has(tensor, place):
+            return None  # without reentry it is the call that is repeated here whose gradient comes
+        tap = self._backend.tap(tensor, partial(self._arrived, call, kind, slot, note), module, self)
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
             return None
         call.pending[kind, slot] = -1  # the backward pass that brought it last
+        if is_leaf:
+            self._leaf_taps.keep(tensor, place, tap, self._turn)
         return tap
 
     def alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,6 +108,7 @@ class GradientCapture:
         call.backward_seq = self._tracker.next_seq()
         if token not in self._passes:
             running = self._passes[token] = RunningPass()
+            self._turn += 1
             if not self._backend.at_backward_end(partial(self._guarded, self._end_backward, token, running)):
                 self._untold = running
         passes = [token]

@@ -1,102 +1,82 @@
-"""Taps on leaves: tensors that are no results, so that what is put on them outlives every graph.
-
-A module may return the same leaf in several calls (a table of parameters, an input that is handed on). It has one gradient
-then, in which all of these calls have their part, and each of them is to see it.
-"""
+"""Taps on gradients of leaves, which no graph takes with it: those of calls that can still be differentiated stay on."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 from tenterhook.backends import Detachable
 
 __all__ = ["LeafTaps"]
 
-_MOST = 64  # calls of one step that wait for the gradient of one leaf
+_MOST = 32  # of one place; calls beyond them are taken to be without a backward pass, as in an evaluation
 
 
 class LeafTaps:
-    """The taps of one session on leaves.
+    """The taps that one session or hook has put on leaves.
 
-    A tap that has had its gradient stays until the next call puts on its own, since a graph that is kept may be gone
-    through again; and then goes, since what comes after is of later calls. Those that still wait go with the step.
+    An output that is a leaf, a parameter or the input itself, says nothing of the graph that its call belongs to. So the taps of
+    all calls since the last backward pass stay: a gradient of the leaf is that of each of them. A call after it begins anew.
     """
 
     def __init__(self) -> None:
-        self._groups: weakref.WeakValueDictionary[Hashable, _Group] = weakref.WeakValueDictionary()
+        self._places: dict[tuple[int, Hashable], _Place] = {}
 
-    def put_on(
-        self,
-        key: Hashable,
-        step: int,
-        fn: Callable[[Any], Any],
-        put: Callable[[Callable[[Any], Any]], Detachable | str],
-    ) -> Detachable | str:
-        """Put a tap on a leaf, and take off those in whose place it comes.
+    def has(self, leaf: Any, place: Hashable) -> bool:
+        """Whether there is a tap on ``leaf``, put on for a place."""
+        return (id(leaf), place) in self._places
+
+    def keep(self, leaf: Any, place: Hashable, tap: Detachable, turn: int) -> None:
+        """Keep a tap.
 
         Args:
-            key: the leaf, and what it is waited for.
-            step: in which the call is made.
-            fn: called with the gradient.
-            put: puts a function on the leaf's gradient; what it returns is returned.
+            leaf: the tensor.
+            place: which of its uses: module and slot.
+            tap: the new tap.
+            turn: number of backward passes so far.
         """
-        group = self._groups.get(key)
-        if group is None:
-            group = _Group()
-        group.clear(step)
-        waiting = _Waiting(group, step, fn)
-        tap = put(waiting)
-        if not isinstance(tap, str):
-            group.taps.append((weakref.ref(waiting), weakref.ref(tap)))
-            self._groups[key] = group
-        return tap
+        key = (id(leaf), place)
+        known = self._places.get(key)
+        if known is None or known.turn != turn:
+            if known is not None:
+                known.remove()
+            known = self._places[key] = _Place(weakref.ref(leaf, partial(_gone, weakref.ref(self), key)), turn)
+        if len(known.taps) >= _MOST:
+            known.taps.pop(0).remove()
+        known.taps.append(tap)
 
     def remove(self) -> None:
         """Take all of them off."""
-        for group in list(self._groups.values()):
-            group.clear(None)
-        self._groups.clear()
+        places, self._places = self._places, {}
+        for place in places.values():
+            place.remove()
+
+    def forget(self, key: tuple[int, Hashable]) -> None:
+        """A leaf is gone, and another may get its number."""
+        place = self._places.pop(key, None)
+        if place is not None:
+            place.remove()
 
 
-class _Group:
-    """The taps on one leaf; held by what they call, so that it goes with the leaf."""
+class _Place:
+    """The taps at one place, of one turn."""
 
-    __slots__ = ("__weakref__", "taps")
+    __slots__ = ("_leaf", "taps", "turn")
 
-    def __init__(self) -> None:
-        self.taps: list[tuple[weakref.ref[_Waiting], weakref.ref[Detachable]]] = []
+    def __init__(self, leaf: weakref.ref[Any], turn: int) -> None:
+        self._leaf = leaf  # kept for what it calls at the end
+        self.turn = turn
+        self.taps: list[Detachable] = []
 
-    def clear(self, step: int | None) -> None:
-        """Take off the taps that have had their gradient, and those of other steps than this one."""
-        kept = []
-        for waiting_ref, tap_ref in self.taps:
-            waiting, tap = waiting_ref(), tap_ref()
-            if waiting is None or tap is None:
-                continue
-            if waiting.has_come or waiting.step != step:
-                tap.remove()
-            else:
-                kept.append((waiting_ref, tap_ref))
-        for _, tap_ref in kept[: 1 - _MOST] if len(kept) >= _MOST else ():
-            tap = tap_ref()
-            if tap is not None:
-                tap.remove()
-        self.taps = kept[1 - _MOST :]
+    def remove(self) -> None:
+        taps, self.taps = self.taps, []
+        for tap in taps:
+            tap.remove()
 
 
-class _Waiting:
-    """What a tap calls."""
-
-    __slots__ = ("__weakref__", "_fn", "_group", "has_come", "step")
-
-    def __init__(self, group: _Group, step: int, fn: Callable[[Any], Any]) -> None:
-        self._group = group
-        self._fn = fn
-        self.step = step
-        self.has_come = False
-
-    def __call__(self, gradient: Any) -> Any:
-        self.has_come = True
-        return self._fn(gradient)
+def _gone(owner: weakref.ref[LeafTaps], key: tuple[int, Hashable], leaf: object) -> None:
+    taps = owner()
+    if taps is not None:
+        taps.forget(key)

@@ -156,6 +156,16 @@ class ScriptRecorder:
         self._met_ns = 0  # when the first model was called
         self._fullest: FullStep | None = None
 
+    @property
+    def rank(self) -> int:
+        """Which of the processes of the run this one is."""
+        return self._manifest.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes the run has."""
+        return self._manifest.world
+
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Wait for a framework's import, or take the one that is there."""

@@ -173,6 +173,30 @@ def test_an_option_of_ours_after_the_script_is_the_scripts(folder: Path, start: 
     assert (note in done.stderr) == told
 
 
+def test_a_model_that_two_threads_call_first_is_one_model(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.partition("optimizer")[0]
+        + """
+import threading, time
+class Slow(dict):  # to be looked through takes long, so that the other thread comes while it is
+    def items(self):
+        time.sleep(0.3)
+        return super().items()
+model._modules = Slow(model._modules)
+ready = threading.Barrier(2)
+threads = [threading.Thread(target=lambda: (ready.wait(), model(torch.ones(1, 4)))) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    )
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    found = open_recording(folder / "a.thk")
+    assert found.models == ["Net"]
+    [roots] = found.query("select count(*) n, count(distinct thread) threads from calls where path = ''").to_pylist()
+    assert roots == {"n": 2, "threads": 2}
+
+
 def test_steps(folder: Path) -> None:
     record(folder, "-o", "a.thk", "--steps", "1:3", "train.py")
     assert open_recording(folder / "a.thk").steps == [1, 2]

@@ -498,7 +498,6 @@ def test_what_cannot_be(fw: Adapter) -> None:
         th.edits.zero(dim=1)
 
 
-@pytest.mark.needs("checkpoints")
 def test_what_is_checkpointed_is_edited_again(fw: Adapter) -> None:
     """Also where the session is closed before the backward pass."""
 

@@ -70,7 +70,6 @@ _networks = st.lists(_blocks, min_size=1, max_size=3).map(
 def build(fw: Adapter, block: Block, *, written: bool, seed: int) -> Any:
     """Make the module of a block; ``written``: with the edits in its code."""
     random = np.random.default_rng(seed)
-    checkpoints = "checkpoints" not in fw.lacks
 
     def make(block: Block) -> Any:
         inner = [make(one) for one in block.inside]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tenterhook.errors import RecordingError
 from tenterhook.recording import DiskSink, Manifest, MemorySink, Recording, open_recording
-from tests.recording.synthetic import call, calls_batch, modules_table, step_of_rows, value, values_batch
+from tenterhook.recording.rows import ROW_GROUP
+from tests.recording.synthetic import call, calls_batch, many_values, modules_table, step_of_rows, value, values_batch
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -29,6 +32,59 @@ def test_the_first_value_that_is_not_finite(recording: Recording) -> None:
     sql = """select step, path, kind from values where nan_count > 0 or posinf_count > 0 or neginf_count > 0
              order by step, seq limit 1"""
     assert recording.query(sql).to_pylist() == [{"step": 9, "path": "conv1", "kind": "output"}]
+    first = recording.first_nonfinite()
+    assert first is not None and (first.address, first.nan_count) == ("conv1:output#0@9", 2)
+
+
+def changed(batch: pa.RecordBatch, column: str, row: int, number: int) -> pa.RecordBatch:
+    """Give the batch with another number in one place."""
+    numbers = batch.column(column).to_numpy().copy()
+    numbers[row] = number
+    place = batch.schema.get_field_index(column)
+    return batch.set_column(place, batch.schema.field(place), pa.array(numbers))
+
+
+@pytest.mark.parametrize("bad", ["nan_count", "posinf_count", "neginf_count"])
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "open"])
+def test_the_first_of_many_that_are_not_finite(tmp_path: Path, bad: str, close: bool) -> None:
+    sinks = []
+    for rank, places in enumerate(([], [(5, 70_000), (5, 64_999)], [(5, 64_999), (8, 3)])):
+        manifest = Manifest(rank=rank, world=3)
+        sink = DiskSink(tmp_path / "a.thk", manifest, rank=rank, roll_bytes=8_000_000)
+        batch = many_values(100_000, modules=13_000)
+        for step, seq in places:
+            batch = changed(changed(batch, "step", seq, step), bad, seq, 2)
+        for start in range(0, len(batch), 25_000):
+            sink.write_values(batch.slice(start, 25_000))
+            sink.flush()
+        sinks.append((sink, manifest))
+    for sink, manifest in sinks if close else ():
+        sink.close(manifest, modules_table())
+    recording = open_recording(tmp_path / "a.thk")
+    first = recording.first_nonfinite()
+    assert first is not None and (first.step, first.seq, first.rank, first.statistics[bad]) == (5, 64_999, 1, 2)
+    rows = recording.query(f"select * from values where {bad} > 0 order by step, seq, rank").to_pylist()
+    assert len(rows) == 4 and first.path == rows[0]["path"] and first.mean == rows[0]["mean"]
+    assert open_recording(tmp_path / "a.thk", ranks=[0]).first_nonfinite() is None
+    for sink, manifest in sinks:
+        sink.close(manifest, modules_table())
+
+
+def test_groups_of_rows_without_one_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DiskSink(tmp_path / "a.thk", Manifest())
+    batch = many_values(10 * ROW_GROUP, modules=100)
+    counts = np.zeros(len(batch), np.int64)
+    counts[7 * ROW_GROUP + 5 :] = 1
+    place = batch.schema.get_field_index("nan_count")
+    sink.write_values(batch.set_column(place, batch.schema.field(place), pa.array(counts)))
+    sink.close(Manifest(), modules_table())
+    groups, read = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda self, at, **kw: groups.append(at) or read(self, at, **kw)
+    )
+    first = open_recording(tmp_path / "a.thk").first_nonfinite()
+    assert first is not None and first.seq == 7 * ROW_GROUP + 5
+    assert groups == [7, 7]  # once to find it, once for the row; what is later is not looked at
 
 
 def test_tables_join(recording: Recording) -> None:

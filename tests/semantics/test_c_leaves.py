@@ -71,15 +71,6 @@ def test_a_batch_that_comes_later_goes_to_its_own_call() -> None:
     assert _gradients(rec, "") == [(step, call, [call + 1.0] * 3) for step in (0, 1) for call in (0, 1, 2)]
 
 
-def test_a_forward_of_an_earlier_step_gets_nothing_of_a_later_one() -> None:
-    table = Table()
-    with th.record(table, kinds=["grad_output"], tensors=True) as rec:
-        table()  # never differentiated
-        rec.step()
-        (table() * 2).sum().backward()
-    assert _gradients(rec, "") == [(1, 0, [2.0] * 3)]
-
-
 def test_each_pass_through_a_kept_graph_is_seen_by_both() -> None:
     net = Twice()
     with th.record(net, kinds=["grad_output"], tensors=True) as rec:

@@ -178,11 +178,12 @@ class MindSporeBackend:
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
-    def origin(self, tensor: Any) -> object:
-        return None
+    def origin(self, tensor: mindspore.Tensor) -> object:
+        node = tensor._grad_node
+        return None if node is None or tensor._is_leaf else (node._unique_id(), node._sequence_nr())
 
-    def address(self, tensor: Any) -> int | None:
-        return None
+    def address(self, tensor: mindspore.Tensor) -> int | None:
+        return None if _is_uninitialised(tensor) else tensor.data_ptr() or None
 
     def is_leaf(self, tensor: mindspore.Tensor) -> bool:
         return tensor._is_leaf

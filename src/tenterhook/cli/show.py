@@ -43,7 +43,10 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     help="Nested calls; or one list in the order of execution; or every value with its statistics.  [default: tree]",
 )
 @click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="The step to show.  [default: the first recorded]"
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The step to show.  [default: the first recorded; of a run that goes on, the last one that is whole]",
 )
 @click.option(
     "--site",
