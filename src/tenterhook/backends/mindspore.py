@@ -179,6 +179,9 @@ class MindSporeBackend:
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         return tensor.view(tensor.shape)
 
+    def hand_back(self, tensor: mindspore.Tensor, alias: mindspore.Tensor, version: int | None) -> str | None:
+        return None  # an alias is changed in its values only, and shares those
+
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
