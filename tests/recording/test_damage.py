@@ -77,6 +77,7 @@ def read_all(path: Path) -> None:
             recording.tensor(key).sum()
         except NotRecordedError:
             pass
+    repr(recording.first_nonfinite())
     str(recording.coverage)
     repr(recording)
 

@@ -14,6 +14,7 @@ from tenterhook.recording import query
 from tenterhook.recording.buckets import Buckets, Summary
 from tenterhook.recording.files import RankFiles, part_number, plain_file, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
 from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, read_schema, with_rank
 from tenterhook.recording.tail import StreamTail
@@ -188,6 +189,24 @@ class DiskSource:
             self._known[path] = Summary(buckets.steps, buckets.modules)
         return self._known[path]
 
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values`, by step, event and rank, that counts a NaN or an infinity; None without one."""
+        for _ in range(_TRIES):
+            try:
+                return self._first_nonfinite()
+            except FileNotFoundError:
+                self.look()
+        raise self._too_fast()
+
+    def _first_nonfinite(self) -> dict[str, Any] | None:
+        parquet = {plain_file(path): files.rank for files in self._files for path in files.parquet["values"]}
+        found = [first_in_files(parquet)]
+        for files in self._files:
+            for path in files.streams["values"]:
+                found.append(first_in_rows(stream_rows(path, "values", self._notes), files.rank))
+        first = min((one for one in found if one is not None), key=lambda one: one[:3], default=None)
+        return None if first is None else with_rank(first.row, first.rank).to_pylist()[0]
+
     def has_tensor(self, key: str, rank: int) -> bool:
         """Say whether a tensor is stored."""
         return rank in self._stores and key in self._stores[rank]
@@ -213,6 +232,7 @@ class DiskSource:
             query.make_view(connection, name, paths, rows)
             allowed += paths
         connection.register("modules", self.table("modules"))
+        query.make_merged(connection)
         query.lock(connection, allowed)
         return connection
 

@@ -18,6 +18,7 @@ from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
 from tenterhook.recording.buckets import Buckets
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.nonfinite import first_in_rows
 from tenterhook.recording.schema import MODULES
 from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, with_rank
 from tenterhook.recording.value import STALE
@@ -166,6 +167,11 @@ class MemorySink:
         with self._lock:
             return sorted(self._sorted("calls").steps | self._sorted("values").steps)
 
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values` that counts a NaN or an infinity; None without one."""
+        found = first_in_rows(self.table("values"), self._rank)
+        return None if found is None else found.row.to_pylist()[0]
+
     def has_tensor(self, key: str, rank: int) -> bool:
         """Say whether a tensor is stored, as it was when it was seen."""
         return key in self._tensors and not self.is_stale(key)
@@ -196,6 +202,7 @@ class MemorySink:
         connection = query.new_connection()
         for name in TABLES:
             connection.register(name, self.table(name))
+        query.make_merged(connection)
         query.lock(connection, [])
         return connection
 

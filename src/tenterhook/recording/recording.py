@@ -22,7 +22,7 @@ from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
-from tenterhook.recording.value import STALE, Value
+from tenterhook.recording.value import STALE, Value, value_from_row
 from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
@@ -138,6 +138,8 @@ class Recording:
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
 
+        The view `merged` is `values` with the shards of a tensor put together, as the method `merged` does it.
+
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
@@ -152,6 +154,17 @@ class Recording:
             finally:
                 if connection is not self._connection:
                     connection.close()
+
+    def first_nonfinite(self) -> Value | None:
+        """Give the first value with a NaN or an infinity in it, by step, event and rank; None where all are finite.
+
+        Of finished files only what can hold it is read, which makes it quick for millions of rows.
+
+        Raises:
+            RecordingError: a file is damaged.
+        """
+        row = self._source.first_nonfinite()
+        return None if row is None else value_from_row(row, self._source)
 
     def order(self) -> list[Call]:
         """Give all calls in execution order, forward and backward; ranks one after the other."""

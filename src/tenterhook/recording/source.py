@@ -81,6 +81,10 @@ class Source(Protocol):
         """Give the steps of which there are rows, in order."""
         ...
 
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values`, by step, event and rank, that counts a NaN or an infinity; None without one."""
+        ...
+
     def has_tensor(self, key: str, rank: int) -> bool:
         """Say whether a tensor is stored."""
         ...

@@ -35,6 +35,7 @@ __all__ = [
     "take_back",
     "take_over",
     "write_manifest",
+    "writers",
 ]
 
 CLAIM_NAME = "claim.json"
@@ -193,14 +194,24 @@ def _is_recording(target: Path) -> bool:
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:
+    writer = _writer(folder)
+    if writer is not None:
+        raise TargetError(f"{target} is being written by process {writer}; choose another name, or wait for it to end")
+
+
+def _writer(folder: Path) -> int | None:
+    """Give the process on this machine that writes into a rank's folder now; None where nobody does, or nobody can tell."""
     try:
         owner = msgspec.json.decode((folder / CLAIM_NAME).read_bytes(), type=Claim)
     except (OSError, msgspec.MsgspecError):
-        return  # closed, or its writer died before it could sign
-    if owner.host == socket.gethostname() and _alive(owner.pid):
-        raise TargetError(
-            f"{target} is being written by process {owner.pid}; choose another name, or wait for it to end"
-        )
+        return None  # closed, or its writer died before it could sign
+    return owner.pid if owner.host == socket.gethostname() and _alive(owner.pid) else None
+
+
+def writers(target: Path) -> list[int]:
+    """List the processes on this machine that write a recording now; those on others cannot be seen from here."""
+    found = (_writer(folder) for folder in sorted(target.glob("rank-*")))
+    return [pid for pid in found if pid is not None]
 
 
 def _alive(pid: int) -> bool:
