@@ -290,6 +290,10 @@ class Backend(EditingMethods, Protocol):
         """
         ...
 
+    def reference(self, tensor: Any) -> Any | None:
+        """Return the tensor without its graph, sharing its memory; None where later changes of it could not be told."""
+        ...
+
     def to_numpy(self, kept: Any) -> Any:
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
         ...

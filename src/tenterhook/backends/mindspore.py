@@ -276,6 +276,9 @@ class MindSporeBackend:
         kept = mindspore.Tensor(tensor.asnumpy().copy())
         return kept.astype(getattr(mindspore, dtype)) if dtype and kept.is_floating_point() else kept
 
+    def reference(self, tensor: mindspore.Tensor) -> None:
+        return None
+
     def to_numpy(self, kept: mindspore.Tensor) -> Any:
         array = kept.asnumpy()
         # MindSpore's bfloat16 is a NumPy dtype of its own

@@ -435,6 +435,11 @@ class TorchBackend:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
+    def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) not in _PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+        return tensor.detach()  # shares the count of changes, too
+
     def to_numpy(self, kept: torch.Tensor) -> Any:
         if kept.layout is not torch.strided or kept.is_quantized:
             kept = kept.dequantize() if kept.is_quantized else kept.to_dense()
