@@ -184,7 +184,12 @@ def lasting(selection: Selection) -> Selection:
 
 
 def start(
-    backend: Backend, kinds: frozenset[str], select: Selection, tensors: Selection | bool, note: str | None
+    backend: Backend,
+    kinds: frozenset[str],
+    select: Selection,
+    tensors: Selection | bool,
+    note: str | None,
+    asked: dict[str, Any],
 ) -> Manifest:
     """Return the manifest of a recording of one model that begins now, in this process."""
     return start_manifest(
@@ -192,5 +197,6 @@ def start(
         select=", ".join(describe(select)),
         kinds=sorted(kinds),
         note=note,
+        options=asked,
         tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),
     )

@@ -177,6 +177,7 @@ class MemorySink:
         connection = query.new_connection()
         for name in TABLES:
             connection.register(name, self.table(name))
+        query.make_merged(connection)
         query.lock(connection, [])
         return connection
 

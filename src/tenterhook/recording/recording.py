@@ -137,6 +137,8 @@ class Recording:
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
 
+        The view `merged` is `values` with the shards of a tensor put together, as the method `merged` does it.
+
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
