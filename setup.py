@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+
+threads = [] if sys.platform == "win32" else ["-pthread"]
 
 setup(
     ext_modules=[
@@ -14,7 +17,8 @@ setup(
             depends=sorted(map(str, Path("src/tenterhook/stats").glob("_kernel_*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
-            extra_compile_args=["-O3", "-std=c11", "-fno-math-errno"],
+            extra_compile_args=["-O3", "-std=c11", "-fno-math-errno", *threads],
+            extra_link_args=threads,
             optional=True,  # without a compiler the NumPy twin does the same work
         ),
         Extension(

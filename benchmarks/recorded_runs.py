@@ -16,9 +16,11 @@ import math
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,42 +112,70 @@ def train(net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> 
 
 
 def writing(at: Path, rounds: int) -> None:
-    """Train on ever new input with a recording of everything, in memory and on disk in turn; then weigh what is on the disk."""
-    for name in ("small_cnn", "tiny401", "transformer", "resnet"):
+    """Train on ever new input with a recording of everything, in memory and on disk in turn; then weigh what is on the disk.
+
+    Two figures say what writing adds. The one compares turn with turn; other work on the machine is in it. The other is the
+    processor time of the threads that write, and of closing, against that of the whole turn.
+    """
+    for name in ("resnet", "transformer", "alexnet", "small_cnn", "tiny401"):
         net, x = build(name)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
         train(net, x, optimizer)
         once = clock(train, net, x, optimizer)[0]
         steps = max(6, int(2 / once))
-        memory, disk, closing = [], [], []
+        taken: dict[str, list[_Turn]] = {"memory": [], "disk": []}
         for turn in range(rounds + 1):
-            in_memory, _ = _recorded(net, x, optimizer, steps, {})
-            shutil.rmtree(at / "b.thk", ignore_errors=True)
-            on_disk, end = _recorded(net, x, optimizer, steps, {"to": at / "b.thk"})
-            if turn:
-                memory.append(in_memory)
-                disk.append(on_disk)
-                closing.append(end)
+            for way in ("memory", "disk") if turn % 2 else ("disk", "memory"):
+                if way == "disk":
+                    shutil.rmtree(at / "b.thk", ignore_errors=True)
+                one = _recorded(net, x, optimizer, steps, {"to": at / "b.thk"} if way == "disk" else {})
+                if turn:  # the first warms up
+                    taken[way].append(one)
+        memory, disk = ([one.spent for one in taken[way]] for way in ("memory", "disk"))
         parts = list((at / "b.thk").rglob("*.parquet"))
         rows = sum(pq.read_metadata(part).num_rows for part in parts if part.name.startswith(("calls", "values")))
         sketches = sum(_column_bytes(part, "sketch") for part in parts if part.name.startswith("values"))
         say(
             what="writing", model=name, steps=steps, rounds=rounds, step_ms=once * 1e3, rows=rows,
-            disk_to_memory=_ratios(disk, memory), closing_seconds=statistics.median(closing),
+            disk_to_memory=_ratios(disk, memory),
+            writing_threads=statistics.median(one.threads / one.spent[1] for one in taken["disk"]),
+            closing=statistics.median(one.closing / one.spent[1] for one in taken["disk"]),
             bytes_a_row=(folder_bytes(at / "b.thk") - sketches) / rows, sketch_bytes_a_row=sketches / rows,
         )  # fmt: skip
 
 
+@dataclass
+class _Turn:
+    """A recorded run.
+
+    Attributes:
+        spent: seconds of its steps, by the clock and of the processor, all threads together.
+        threads: seconds of the processor that the threads which write took of that.
+        closing: seconds of the processor that came after the steps.
+    """
+
+    spent: tuple[float, float]
+    threads: float
+    closing: float
+
+
 def _recorded(
     net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer, steps: int, options: dict[str, Any]
-) -> tuple[tuple[float, float], float]:
-    """Give the seconds of the steps, and of what comes after them."""
+) -> _Turn:
     session: AbstractContextManager[Any] = th.record(net, **options)
     with session:
         train(net, x, optimizer)
+        before = _threads()
         spent = clock(times, steps, train, net, x, optimizer)
-        start = time.perf_counter()
-    return spent, time.perf_counter() - start
+        threads = _threads() - before
+        start = time.process_time()
+    return _Turn(spent, threads, time.process_time() - start)
+
+
+def _threads() -> float:
+    """Give the seconds of the processor that our threads have taken so far."""
+    ours = (thread.ident for thread in threading.enumerate() if thread.name.startswith("tenterhook-"))
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in ours if ident is not None)
 
 
 def _column_bytes(part: Path, column: str) -> int:
@@ -181,6 +211,8 @@ def page(printed: list[Path]) -> None:
                 f"{figures['model']}, {figures['rows']} rows, all outputs and gradients ({machine}): recorded to disk"
             )
             lines.append(f"| {what} | recorded in memory | {found['cpu']:.2f} ({found['clock']:.2f}) |")
+            threads, closing = figures["writing_threads"], figures["closing"]
+            lines.append(f"| … the threads that write, and closing | the whole run | {threads:.3f} + {closing:.3f} |")
             size = f"{figures['bytes_a_row']:.0f} bytes, sketches {figures['sketch_bytes_a_row']:.0f} more"
             lines.append(f"| … a row on disk | | {size} |")
     place = Path(__file__).parents[1] / "docs" / "format.md"

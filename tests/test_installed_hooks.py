@@ -91,6 +91,7 @@ def test_ours_bear_the_name_of_the_users_callback(model: nn.Module) -> None:
             ("1.0", "forward", ""),
             ("0", "forward_pre", "for backward"),
             ("0", "forward", "for backward"),
+            ("0", "forward_pre", "for param_grad"),
             ("0.weight", "tensor", "for param_grad"),
             ("0.weight", "post_accumulate_grad", "for param_grad"),
             ("", "load", ""),

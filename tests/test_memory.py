@@ -188,6 +188,6 @@ def test_inline_losses_of_a_script_leave_nothing(tmp_path: Path) -> None:
 
         with _no_collection():
             assert _growth(step) == {}
-            assert len(recorder._by_module) < 30
+            assert len(recorder._models._by_module) < 30
     finally:
         recorder.close()

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
+from tenterhook.backends.torch import BACKEND
+from tenterhook.capture import Capture
+from tenterhook.inventory import watch_model
 from tenterhook.native import NATIVE
+from tenterhook.recording.memory import MemorySink
+from tenterhook.request import capture_options, check_kinds
 from tests.five_models import MODELS, train
 from tests.properties.test_nothing_changed import EXAMPLES
 from tests.properties.trees import WIDTH, Boom, Spec, build, specs, unwrap
@@ -374,15 +379,22 @@ def test_a_model_dies_at_del_without_the_collector() -> None:
         gc.enable()
 
 
-def test_a_session_that_is_over_leaves_no_cycle() -> None:
+def test_a_capture_that_is_closed_is_in_no_cycle() -> None:
     net = _net()
+    kinds = check_kinds(None, tensors=False)
+    options = capture_options(kinds, stats="basic", sketch=True, recompute=False, on_error="raise", to_disk=False)
     gc.collect()
     gc.disable()
     try:
-        with th.record(net) as rec:
-            net(torch.ones(2, 4)).sum().backward()
-        dead = weakref.ref(rec._capture)
-        del rec
+        capture = Capture(BACKEND, MemorySink(), options, lambda: None, lambda step: None)
+        capture.watched = watch_model(BACKEND, net, "Net", None, False)
+        for watched in capture.watched:
+            capture.attach(watched)
+        net(torch.ones(2, 4)).sum().backward()
+        assert capture.rows_recorded == 24
+        capture.close()
+        dead = weakref.ref(capture)
+        del capture
         assert dead() is None
     finally:
         gc.enable()

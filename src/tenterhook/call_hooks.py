@@ -3,68 +3,22 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.aliasing import InputAliases
+from tenterhook.aliasing import InputAliases, explanation
 from tenterhook.backends import Backend, Detachable, Layer
-from tenterhook.errors import EditError, TenterhookError, TenterhookWarning
+from tenterhook.changing import change, check_not_earlier
+from tenterhook.errors import EditError, TenterhookError
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
 from tenterhook.notes import add_note, call_note, note_error
 from tenterhook.replacing import check_replacement, replacement_arguments
 from tenterhook.values import ParameterNames, bind_arguments, leaves, replace_arguments
 
-__all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook", "change"]
-
-
-def change(
-    backend: Backend, site: HookSite, value: Any, call: Callable[[], Any], where: str, allow: Collection[str]
-) -> Any:
-    """Return what ``call()`` wants in place of ``value``, or None.
-
-    Under activation checkpointing what was changed here must be changed in the same way when the region is run again
-    for its gradient, and only then: whether the hook is still on by that time or not.
-    """
-    regions = backend.regions()
-    if not regions and not backend.tracks_gradients():
-        new = call()
-        return new if new is None or backend.was_changed_by(site) else None
-    before = [
-        (slot, tensor, backend.version(tensor), backend.wants_gradient(tensor))
-        for slot, tensor in leaves(value, backend.tensor_types)
-    ]
-    new = call()
-    if new is None and not any(
-        backend.version(tensor) != version or backend.wants_gradient(tensor) != tracked
-        for _, tensor, version, tracked in before
-    ):
-        return None
-    if not backend.was_changed_by(site):
-        return None
-    site.repeat_in(regions)
-    cut_off = [slot for slot, _, _, tracked in before if tracked]
-    if cut_off and backend.tracks_gradients() and not site.warned and "detached" not in allow:
-        _warn_if_cut_off(backend, site, cut_off, value if new is None else new, where)
-    return new
-
-
-def _warn_if_cut_off(backend: Backend, site: HookSite, tracked: list[str], new: Any, where: str) -> None:
-    """Say once that what was part of the graph is no longer: training upstream stops without a word otherwise."""
-    found = dict(leaves(new, backend.tensor_types))
-    cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
-    if cut:
-        site.warned = True
-        warnings.warn(
-            f"{where}: the new value is detached, the old one was not: no gradient goes on from here"
-            f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
-            '  compute the new value from the old one, or permit it with allow="detached"',
-            TenterhookWarning,
-            stacklevel=3,
-        )
+__all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
 
 
 def _layer(first: bool) -> Layer:
@@ -133,6 +87,7 @@ class ForwardPreHook(_CallHook):
         new = replacement_arguments(
             args, kwargs, returned, self.where, with_kwargs=self.with_kwargs, is_tensor=self.backend.tensor_types
         )
+        check_not_earlier(self.backend, self.site, (args, kwargs), new, self.where)
         check_replacement(self.backend, (args, kwargs), new, self.where, self.allow)
         return new
 
@@ -171,6 +126,7 @@ class ForwardHook(_CallHook):
     def _new_output(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         new = self._call(module, args, kwargs, output)
         if new is not None:
+            check_not_earlier(self.backend, self.site, output, new, self.where, (args, kwargs))
             check_replacement(self.backend, output, new, self.where, self.allow)
         return new
 
@@ -260,24 +216,35 @@ class BackwardHook(_CallHook):
         gradients = running.gradients
         gradients.ended = self.gathering.tick()
         entries = _entries(_top_level(output), self.backend.tensor_types)
-        expected: list[bool] = []
-        for slot, tensor in entries:
-            tap = "no tensor"
-            if tensor is not None:
-                tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
-                if isinstance(tap, str):
-                    self.site.reason = f"no gradient: {tap}"
-                elif self.backend.is_leaf(tensor):  # its hooks outlive the graph
-                    self.site.keep((id(tensor), slot), tap)
-            expected.append(not isinstance(tap, str))
+        expected = [
+            tensor is not None and self._tap_output(gradients, slot, tensor, module) for slot, tensor in entries
+        ]
         gradients.expect("output", [slot for slot, _ in entries], expected)
         if any(expected):
             self.site.calls += 1
+
+    def _tap_output(self, gradients: CallGradients, slot: str, tensor: Any, module: Any) -> bool:
+        """Wait for the gradient of one output; False where none comes, or comes to another run of this call."""
+        backend, site = self.backend, self.site
+        is_leaf = backend.is_leaf(tensor)
+        if is_leaf and backend.in_backward() and site.leaf_taps.has(tensor, slot):
+            return False  # checkpointing without reentry: it comes to the first run
+        if not backend.tracks_gradients() and backend.regions():
+            return False  # with reentry: it comes to the second
+        tap = backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, site)
+        if isinstance(tap, str):
+            site.reason = f"no gradient: {tap}"
+            return False
+        if is_leaf:
+            site.leaf_taps.keep(tensor, slot, tap, self.gathering.passes)
+        return True
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         running = self._take()
         if running is not None:
             running.aliases.drop()
+            if (why := explanation(error)) is not None:
+                note_error(error, why)
         if self.site.live:
             self.note_call(module, args, kwargs, error)
 
@@ -305,6 +272,7 @@ class BackwardHook(_CallHook):
             raise EditError(
                 f"{self.where}: returned {got}, expected {len(old)} gradient(s)\n  return a tuple with an entry for each, or None"
             )
+        check_not_earlier(self.backend, self.site, list(old), list(new), self.where)
         for slot, before, after in zip(old.slots, old, new, strict=True):
             if after is None:
                 continue

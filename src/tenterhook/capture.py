@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from tenterhook.aliasing import explanation
 from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
@@ -45,7 +46,7 @@ class Capture:
         self.backend = backend
         self.sink = sink
         self.options = options
-        self.tracker = Tracker(backend, on_step_begin, on_step_end)
+        self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self._closed = False
@@ -98,6 +99,10 @@ class Capture:
         """Nanoseconds spent in hooks, some of which are timed for all."""
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
+    def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        self.rows.send()
+        on_step_end(step)
+
     @property
     def active(self) -> bool:
         """Whether calls are followed; not on steps that are not sampled."""
@@ -108,6 +113,11 @@ class Capture:
         self.tracker.follows_calls = value
         if self._engine is not None:
             self._engine.follows = value
+
+    @property
+    def rows_recorded(self) -> int:
+        """Number of rows, of calls and of values."""
+        return self.rows.calls_recorded + self.rows.values_recorded
 
     # --- attaching -------------------------------------------------------------------------------------------------
     def attach(self, watched: Watched) -> None:
@@ -192,11 +202,13 @@ class Capture:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
                 self._record_stale()
-            changed = (
-                self._before(call, module, args, kwargs)
-                if watched.wanted and watched.due and self.tracker.follows_calls
-                else None
-            )
+            changed = None
+            if watched.wanted and watched.due and self.tracker.follows_calls:
+                changed = self._before(call, module, args, kwargs)
+            elif watched.attachment is None:
+                self.tracker.end(
+                    watched
+                )  # the step that begins with this call is not recorded: its hooks have just come off
             if not call.seq % _SAMPLED:
                 self._hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed
@@ -299,6 +311,8 @@ class Capture:
         if call.aliases is not None:
             call.aliases.drop()
             call.aliases = None
+            if self.options.note_errors and (why := explanation(error)) is not None:
+                note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
@@ -329,6 +343,7 @@ class Capture:
     def forked(self) -> None:
         """End in a child of the process: its parent's other threads may hold the lock there for ever."""
         self.rows.forked()
+        self.tracker.forked()
         self.closed = True
 
     def close(self) -> None:

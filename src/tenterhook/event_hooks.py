@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenterhook.backends import Backend
+from tenterhook.changing import check_not_earlier
 from tenterhook.errors import HookError
 from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement
@@ -38,6 +39,7 @@ class GradientHook(_EventHook):
         self.site.fired += 1
         new = self.site.call(*self._first, gradient)
         if new is not None:
+            check_not_earlier(self._backend, self.site, gradient, new, self.where)
             check_replacement(self._backend, gradient, new, self.where)
         return new
 

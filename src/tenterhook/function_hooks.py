@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex
 import wrapt
 
 from tenterhook.backends import Backend
+from tenterhook.changing import check_not_earlier
 from tenterhook.errors import HookError
 from tenterhook.handles import HookSite, name_of
 from tenterhook.replacing import check_replacement, replacement_arguments
@@ -161,6 +162,7 @@ class FunctionHook:
             return args, kwargs
         types = self._backend.tensor_types
         new = replacement_arguments(args, kwargs, returned, self.where, with_kwargs=True, is_tensor=types)
+        check_not_earlier(self._backend, self.site, (args, kwargs), new, self.where)
         check_replacement(self._backend, (args, kwargs), new, self.where, self._allow)
         return new
 
@@ -171,6 +173,7 @@ class FunctionHook:
         new = self.site.call(instance, args, kwargs, result)
         if new is None:
             return result
+        check_not_earlier(self._backend, self.site, result, new, self.where, (args, kwargs))
         check_replacement(self._backend, result, new, self.where, self._allow)
         return new
 

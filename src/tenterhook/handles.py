@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
+from tenterhook.leaf_taps import LeafTaps
 from tenterhook.notes import note_error
 
 __all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "without_cycle"]
@@ -52,8 +53,20 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
     except TypeError as error:
         raise HookError(
             f"{what} calls fn({', '.join(expected)}), but {name_of(fn)}{signature} does not take that: {error}\n"
-            f"  write it as def {name_of(fn).rpartition('.')[2].strip('<>()') or 'fn'}({', '.join(expected)})"
+            f"  write it as {_as_written(fn, expected)}"
         ) from None
+
+
+def _as_written(fn: Callable[..., Any], expected: tuple[str, ...]) -> str:
+    """Return how a callback with these parameters is written, in the manner in which ``fn`` is."""
+    name = name_of(fn).rpartition(".")[2]
+    if name == "<lambda>":
+        return f"lambda {', '.join(expected)}: ..."
+    if inspect.ismethod(fn):
+        expected = ("self", *expected)
+    elif not (inspect.isroutine(fn) and name.isidentifier()):  # an object that can be called, functools.partial
+        return f"fn({', '.join(expected)})"
+    return f"def {name}({', '.join(expected)}): ..."
 
 
 class _OwnMethod:
@@ -85,17 +98,20 @@ class HookSite:
 
     __slots__ = (
         "_attachment",
-        "_lasting",
         "_repeating",
         "at_removal",
         "calls",
         "fired",
         "fn",
         "kind",
+        "leaf_taps",
+        "left_alone",
         "live",
+        "looked",
         "path",
         "reason",
         "recomputed",
+        "returned",
         "unfired",
         "warned",
     )
@@ -108,26 +124,22 @@ class HookSite:
         self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
         self.warned = False
+        self.looked = 0  # calls in which changes behind the framework's back were, or were not, looked for
+        self.returned = False  # whether it has returned something else than what it was given
+        self.left_alone: dict[
+            int, weakref.ref[Any]
+        ] = {}  # what it gave back as it was given it, where its code has no name
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong
         self.at_removal: Callable[[], None] | None = None
         self._attachment: Detachable | None = None
-        self._lasting: weakref.WeakValueDictionary[object, Any] = (
-            weakref.WeakValueDictionary()
-        )  # taps on leaves, which no graph takes with it
+        self.leaf_taps = LeafTaps()
         self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
         """Keep what the framework gave for our hook."""
         self._attachment = attachment
-
-    def keep(self, key: object, tap: Detachable) -> None:
-        """Keep a tap on a leaf until the hook is removed, or until one of a later call takes its place."""
-        old = self._lasting.pop(key, None)
-        if old is not None:
-            old.remove()
-        self._lasting[key] = tap
 
     @property
     def in_place(self) -> bool:
@@ -182,9 +194,7 @@ class HookSite:
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
-        for tap in list(self._lasting.values()):
-            tap.remove()
-        self._lasting.clear()
+        self.leaf_taps.remove()
         if self.at_removal is not None:
             self.at_removal()
             self.at_removal = None

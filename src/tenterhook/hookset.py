@@ -71,7 +71,8 @@ class HookSet(ProcessHooks):
             with_name: the module's path comes first: ``fn(name, module, args)``.
             prepend: run before the hooks that are on already.
             allow: what a replacement may change: ``"structure"``, ``"shape"``, ``"dtype"``, ``"device"``; ``"detached"``
-                silences the warning about a replacement that cuts the graph.
+                silences the warning about a replacement that cuts the graph, and the one about a change in place that
+                is not differentiated.
 
         Raises:
             SelectionError: nothing matches, or a container that is never called is named.
@@ -157,7 +158,8 @@ class HookSet(ProcessHooks):
     def param_grad(self, select: Selection, fn: Callable[..., Any], *, accumulated: bool = False) -> Handle:
         """Call ``fn(name, gradient)`` once a backward pass for each selected parameter.
 
-        Checkpointing with reentry runs a pass of its own for each region: a parameter of several regions comes in as many parts.
+        Checkpointing with reentry runs a pass of its own for each region. Under it the callback comes at the end of the whole
+        pass, with the sum of what a parameter got in all regions, and a new gradient is put into ``.grad`` then.
 
         Args:
             select: names of parameters: ``"*.weight"``, ``"**.bias"``, ``"features.0.weight"``.
@@ -169,7 +171,10 @@ class HookSet(ProcessHooks):
             for one in self._parameters
         ]
         modules = {entry.path: entry.module for entry in self._entries}
-        owners = {one.name: modules.get(one.path) for one in self._parameters}
+        users = {
+            one.name: [modules.get(name.rpartition(".")[0]) for name in (one.name, *one.aliases)]
+            for one in self._parameters
+        }
         chosen = resolve(select, entries, what="parameter")
         check_signature(fn, ("name", "gradient"), "param_grad")
         sites = []
@@ -177,10 +182,11 @@ class HookSet(ProcessHooks):
             site = HookSite("param_grad", entry.path, fn)
             tap = tap_parameter(
                 self._backend,
-                owners[entry.path],
+                users[entry.path][0],
                 entry.module,
                 GradientHook(self._backend, site, site.path),
                 accumulated=accumulated,
+                looks_at=users[entry.path],
             )
             if isinstance(tap, str):
                 site.reason = tap
@@ -315,8 +321,10 @@ def hooks(model: Any) -> HookSet:
         model(x).sum().backward()
     ```
 
-    Callbacks have the frameworks' own signatures; one that returns None leaves the value alone. ``print(hooks)`` shows
-    each hook, how often it fired, and why it did not.
+    Callbacks have the frameworks' own signatures; one that returns None leaves the value alone, and what another returns
+    takes its place. An :class:`~tenterhook.errors.EditError` refuses what cannot: another structure, shape, dtype or
+    device, and the value of an earlier call that was left alone then, as ``store.setdefault(name, output)`` gives it back.
+    ``print(hooks)`` shows each hook, how often it fired, and why it did not.
 
     Raises:
         HookError: ``model`` is no module.

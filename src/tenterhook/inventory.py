@@ -19,7 +19,7 @@ from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.selection import Entry, Selection, resolve
 
-__all__ = ["model_manifest", "model_name", "modules_rows", "table_of", "unmatched", "watch_model"]
+__all__ = ["lenient_matches", "model_manifest", "model_name", "modules_rows", "table_of", "watch_model"]
 
 
 def model_name(backend: Backend, model: Any) -> str:
@@ -58,7 +58,7 @@ def watch_model(
     chosen = {
         entry.path
         for entry in (
-            _lenient(select, entries, matched) if lenient else resolve(select, entries, require_callable=True)
+            lenient_matches(select, entries, matched) if lenient else resolve(select, entries, require_callable=True)
         )
     }
     keep: set[str] = set()
@@ -79,8 +79,8 @@ def watch_model(
     return watched
 
 
-def _lenient(select: Any, entries: Sequence[Entry], matched: set[str] | None) -> list[Entry]:
-    """Resolve pattern by pattern, leaving out those that match nothing here."""
+def lenient_matches(select: Any, entries: Sequence[Entry], matched: set[str] | None = None) -> list[Entry]:
+    """Resolve a list of patterns one by one, leaving out those that match nothing here; the others are added to ``matched``."""
     if select is None:
         return resolve(None, entries, require_callable=True)
     fitting = []
@@ -101,21 +101,6 @@ def _lenient(select: Any, entries: Sequence[Entry], matched: set[str] | None) ->
         return resolve(fitting, entries, require_callable=True)
     except SelectionError:  # the excludes leave nothing of this model
         return []
-
-
-def unmatched(select: Sequence[str], matched: set[str], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """List the patterns that matched in no model of the script, with the nearest names."""
-    entries = [Entry(path=row["path"], module=None, type_names=(row["type"],)) for row in rows]
-    missing = []
-    for pattern in select:
-        if not pattern.startswith("!") and pattern not in matched:
-            try:
-                resolve(pattern, entries)
-            except SelectionError as error:
-                missing.append(
-                    (pattern, "; ".join(line.strip() for line in str(error).splitlines()[1:]) or "matches nothing")
-                )
-    return missing
 
 
 _sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()

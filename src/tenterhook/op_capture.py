@@ -77,12 +77,16 @@ class OpCapture:
 
     def _before(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)
+        self.begin_running_call()
+        return returned
+
+    def begin_running_call(self) -> None:
+        """Follow a call that begins, unless one around it is followed already."""
         thread = threading.get_ident()
         if thread not in self._modes and self._capture.active and not self._capture.closed:
             mode = self._backend.trace_ops(self)
             mode.__enter__()
             self._modes[thread] = mode
-        return returned
 
     def _after(self, handler: _Handler, *arguments: Any) -> Any:
         returned = self._quietly(handler, *arguments)
@@ -160,8 +164,7 @@ class OpCapture:
             call.forward = repeated[len(ops) - 1]  # a recomputation makes the same calls in the same order
             call.number = call.forward.number
             return
-        call.number = watched.next_number(call.thread, call.step)
-        watched.call_count += 1
+        self._capture.tracker.number_op(call)
 
     def _follows(self, watched: Watched) -> bool:
         """Whether functional calls in this module are the user's; those of the framework's modules are their implementation."""
@@ -178,5 +181,5 @@ class OpCapture:
             place = Entry(path=format_place(parent.path, op=name), module=parent.ref())
             op = Watched(parent.model, place, wanted=True, keep=parent.keep)
             op.type = "op"
-            self._ops[parent, name] = op
+            op = self._ops.setdefault((parent, name), op)  # another thread may have been first
         return op

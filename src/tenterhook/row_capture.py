@@ -12,6 +12,7 @@ from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.native import measured_by
 from tenterhook.recording.blocks import CallBlock, ValueBlock
+from tenterhook.recording.memory import Alias
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import Tracker
 
@@ -36,6 +37,7 @@ class CaptureOptions:
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     ops: bool | str = False  # functional calls: those of the user's modules, or "all"
     tensors_dtype: str | None = None  # that kept tensors of floating point are stored in
+    alias: bool = False  # kept tensors are references, no copies, where the framework can tell later changes
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
     note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
 
@@ -186,6 +188,16 @@ class RowCapture:
             )  # fmt: skip
             self._values_recorded += 1
 
+    def missing_parameter(self, watched: Watched, kind: str, name: str, step: int, note: str) -> None:
+        """Record why there is nothing to say of a parameter."""
+        with self._lock:
+            block, row = self._next_row()
+            block.table.add(
+                (row, watched.site(kind, name), self._tracker.next_seq(), None, step, None,
+                 None, None, None, None, "none", None, None, note)
+            )  # fmt: skip
+            self._values_recorded += 1
+
     def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
         """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
         token = self._backend.backward_token()
@@ -203,11 +215,19 @@ class RowCapture:
             note = unscaled if note is None or unscaled is None else f"{note}; {unscaled}"
         key = None
         if watched.keep:
-            kept = self._backend.keep(tensor, self._options.tensors_dtype)
             key = str(seq)
-            if not self._sink.write_tensor(key, self._backend.to_numpy(kept) if self._options.to_numpy else kept):
+            if not self._sink.write_tensor(key, self._kept(tensor)):
                 key = None  # over budget, or the disk is full: the manifest says so
         return tensor, key, note
+
+    def _kept(self, tensor: Any) -> Any:
+        """What the sink is to store: a copy, or a reference that knows when it is out of date."""
+        backend, options = self._backend, self._options
+        if options.alias and (reference := backend.reference(tensor)) is not None:
+            version = backend.version(reference)
+            return Alias(reference, lambda: backend.version(reference) != version)
+        kept = backend.keep(tensor, options.tensors_dtype)
+        return backend.to_numpy(kept) if options.to_numpy else kept
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self, *, wait: bool = True) -> bool:
@@ -220,6 +240,12 @@ class RowCapture:
         finally:
             self._lock.release()
         return True
+
+    def send(self) -> None:
+        """Begin to bring over what devices have measured, without waiting for it."""
+        with self._lock:
+            if self._block.buffer.deferred:
+                self._block.buffer.send()
 
     def _next_row(self) -> tuple[ValueBlock, int]:
         """Return the block to write to, and the number of a row that is free in it."""

@@ -7,32 +7,40 @@ import importlib
 import os
 import sys
 import time
-import weakref
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import wrapt
 
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
-from tenterhook.calls import Watched
 from tenterhook.capture import Capture
+from tenterhook.errors import UnsupportedError
 from tenterhook.event_log import EventLog
 from tenterhook.flushing import INTERVAL, Flusher
-from tenterhook.inventory import model_manifest, modules_rows, table_of, unmatched, watch_model
-from tenterhook.parameters import ParameterWatch
-from tenterhook.reasons import WeightUse
-from tenterhook.recorder import PARAMETER_KINDS, capture_options, check_kinds
+from tenterhook.hook_schedule import HookSchedule
+from tenterhook.inventory import table_of
+from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Cost
 from tenterhook.recording.writer import DiskSink
+from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
+from tenterhook.script_models import ScriptModels
+from tenterhook.session_end import end_capture, finish_manifest, words_of
 
-__all__ = ["RecordSummary", "ScriptRecorder"]
+__all__ = ["FullStep", "RecordSummary", "ScriptRecorder"]
+
+
+class FullStep(NamedTuple):
+    """The step that holds the most calls of one model: how many, its number, and the model's name."""
+
+    calls: int
+    step: int
+    model: str
 
 
 @dataclass(slots=True)
@@ -46,10 +54,13 @@ class RecordSummary:
         missing: (path, reason) of what was asked for and not seen.
         calls: number of calls recorded, forward and backward.
         values: number of tensors seen.
-        steps: number of steps recorded.
+        steps: number of steps that the script made.
+        steps_recorded: number of those that were looked at.
+        fullest: the step that holds the most calls of one model; None where nothing was called.
         cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
+        error: the exception that ended the script; None where it ended well.
         partial: why something that was asked for is not in it; None when all is.
         nothing_called: whether no module was called at all.
         told: what was changed for the run so that hooks see everything, as sentences.
@@ -62,26 +73,15 @@ class RecordSummary:
     calls: int = 0
     values: int = 0
     steps: int = 0
+    steps_recorded: int = 0
+    fullest: FullStep | None = None
     cost_fraction: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
+    error: str | None = None
     partial: str | None = None
     nothing_called: bool = True
     told: list[str] = field(default_factory=list)
-
-
-class _Model:
-    """One outermost module that the script has called."""
-
-    def __init__(self, name: str, module: Any, watched: list[Watched]) -> None:
-        self.name = name
-        self.ref = weakref.ref(module)
-        self.watched = watched
-        self.structure = [(one.path, one.type) for one in watched]
-        self.manifest = model_manifest(module, name, watched)
-        self.parameters: ParameterWatch | None = None
-        self.looked_at = -1  # step in which its modules were listed again last
-        self.weights: WeightUse | None = None
 
 
 class ScriptRecorder:
@@ -93,11 +93,15 @@ class ScriptRecorder:
     Args:
         to: directory to write.
         select: patterns; each needs to match in some model of the script only.
+        kinds: as :func:`tenterhook.record` takes them, and so are the options that are not said here.
+        ops: whether functional calls are recorded, too.
+        every: every n-th step; or patterns and the n of what each matches, in whichever model.
         log: text file that gets a line per event.
         argv: the script's command line, for the manifest.
 
     Raises:
         TargetError: ``to`` or ``log`` exists or cannot be written.
+        SelectionError: a pattern is malformed.
         TenterhookError: an option has a value that it cannot have.
     """
 
@@ -110,7 +114,8 @@ class ScriptRecorder:
         stats: str | None = "basic",
         sketch: bool = True,
         tensors: bool = False,
-        every: int = 1,
+        ops: bool = False,
+        every: int | Mapping[str, int] = 1,
         steps: str | None = None,
         log: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -118,44 +123,58 @@ class ScriptRecorder:
         note: str | None = None,
         argv: Sequence[str] = (),
     ) -> None:
-        self._select = list(select) if select else None
-        self._tensors = tensors
         wanted = check_kinds(kinds, tensors=tensors)
         self._options = replace(
-            capture_options(wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True),
+            capture_options(
+                wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True, ops=ops
+            ),
             note_errors=False,  # a script's traceback is its own
         )
         self._sampling = Sampling(every, steps)
+        self._models = ScriptModels(
+            select, tensors=tensors, sampling=self._sampling, parameters=bool(wanted & PARAMETER_KINDS)
+        )
         self._manifest = start_manifest(
             argv=list(argv),
             kinds=sorted(wanted),
-            select=", ".join(self._select or ["**"]),
+            select=", ".join(select or ["**"]),
             tensors=str(tensors).lower(),
             note=note,
+            options={"stats": stats, "sketch": sketch, **self._sampling.asked, "ops": ops},
         )
         self._log = EventLog(log) if log is not None else None
         self._sink = DiskSink(
             Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
         )
         self._capture: Capture | None = None
+        self._schedule: HookSchedule | None = None
         self._backend: Backend | None = None
-        self._models: list[_Model] = []
-        self._by_module: dict[int, Watched] = {}
-        self._strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self._attachments: list[Detachable] = []
-        self._matched: set[str] = set()
         self._stack = contextlib.ExitStack()
         self._told: list[Sequence[str]] = []
+        self._edits = EditWatch(())
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
         self._met_ns = 0  # when the first model was called
+        self._fullest: FullStep | None = None
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes of the run this one is."""
+        return self._manifest.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes the run has."""
+        return self._manifest.world
 
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Wait for a framework's import, or take the one that is there."""
         self._running = True
         self._began_ns = time.perf_counter_ns()
+        self._edits = self._stack.enter_context(watching_edits())
         for framework in FRAMEWORKS:
             if framework in sys.modules:
                 self._framework_imported(framework)
@@ -169,7 +188,9 @@ class ScriptRecorder:
         # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
         self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
-            backend.on_any_call(self._is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs))
+            backend.on_any_call(
+                self._models.is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs)
+            )
         )
 
     def _begin(self, backend: Backend) -> Capture:
@@ -180,13 +201,29 @@ class ScriptRecorder:
             if name not in ("rank", "world"):  # the folder was named by the launcher's variables, before any framework
                 setattr(self._manifest, name, value)
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
-        self._capture.active = self._sampling.wants(0)
+        self._schedule = HookSchedule(self._capture, self._sampling, lambda: self._models.parameters)
+        self._models.schedule = self._schedule
         if self._log is not None:
             self._log.summary = backend.summary
         stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
         self._attachments.append(backend.on_optimizer_step(stepped))
+        if self._options.ops:
+            self._follow_ops(backend, self._capture)
+        self._schedule.settle()
         self._stack.callback(Flusher(self._capture).stop)
         return self._capture
+
+    def _follow_ops(self, backend: Backend, capture: Capture) -> None:
+        try:
+            check_ops(backend, "open")
+        except UnsupportedError as error:  # the script runs already: the rest is recorded, and this is told
+            self._told.append([f"no functional calls: {str(error).splitlines()[0]}"])
+            return
+        ops = self._models.ops = OpCapture(capture)
+        if self._schedule is not None:
+            self._schedule.whole = True
+        capture.around = ops.around
+        self._stack.callback(ops.close)
 
     def tidy(self, error: BaseException | None) -> None:
         """Take out of the tracebacks of ``error`` and of those behind it what recording has brought into them."""
@@ -210,12 +247,8 @@ class ScriptRecorder:
         rows: list[dict[str, Any]] = []
         try:
             if self._capture is not None:
-                self._capture.abandon_open_calls(error)
-                for model in self._models:
-                    if model.parameters is not None:
-                        model.parameters.close()
-                self._capture.close()
-                rows = self._module_rows()
+                end_capture(self._capture, self._models.parameters, error)
+                rows = self._models.rows(self._capture)
         except Exception as fault:  # the script has run; what is there is kept, and this is told in the summary
             self._manifest.partial = f"{type(fault).__name__}: {fault}"
         finally:
@@ -223,55 +256,45 @@ class ScriptRecorder:
             self._finish(summary, rows, error)
         return summary
 
-    def _module_rows(self) -> list[dict[str, Any]]:
-        assert self._capture is not None and self._backend is not None
-        rows = []
-        for model in self._models:
-            rows += modules_rows(self._backend, model.ref(), model.watched, self._capture, model.weights)
-        return rows
-
     def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
-        manifest.ended = now()
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            manifest.error = f"{type(error).__name__}: {error}".rstrip(": ")
-        manifest.models = [model.manifest for model in self._models]
-        manifest.told = [sentence for told in self._told for sentence in told]
-        summary.told = manifest.told
-        if self._capture is not None:
-            manifest.steps = self._capture.tracker.steps_seen
-            since_met = (time.perf_counter_ns() - self._met_ns) / 1e9
-            manifest.cost = Cost(hook_seconds=self._capture.hook_ns / 1e9, wall_seconds=since_met)
-            manifest.partial = manifest.partial or self._capture.failure
+        manifest.error = words_of(error)
+        manifest.edits = self._edits.on(None)
+        told = [sentence for told in self._told for sentence in told]
+        if self._capture is not None and self._schedule is not None:
+            finish_manifest(
+                manifest,
+                self._capture,
+                [model.manifest for model in self._models.known],
+                told,
+                began_ns=self._met_ns,
+                recorded=self._schedule.recorded,
+            )
+            self._note_fullest()
+            summary.fullest = self._fullest
+            summary.steps_recorded = self._schedule.recorded
             summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
-            summary.cost_fraction = manifest.cost.hook_seconds / max(since_met - manifest.cost.hook_seconds, 1e-9)
+            cost = manifest.cost
+            summary.cost_fraction = cost.hook_seconds / max(cost.wall_seconds - cost.hook_seconds, 1e-9)
+        else:
+            manifest.ended, manifest.told = now(), told
+        summary.told = manifest.told
         self._sink.close(manifest, table_of(rows))
         if self._log is not None:
             self._log.close()
         selected = [row for row in rows if row["selected"]]
-        several = len(self._models) > 1
-        summary.nothing_called = not self._models
+        summary.nothing_called = not self._models.known
         summary.modules_selected = len(selected)
         summary.modules_fired = sum(1 for row in selected if row["calls"])
-        summary.missing = [
-            (f"{row['model']}/{row['path'] or '(root)'}" if several else row["path"] or "(root)", row["reason"])
-            for row in selected
-            if row["reason"]
-        ]
-        summary.missing += [(name, f"{why} (called {count} times)") for (name, why), count in self._strays.items()]
-        if self._select and self._models:
-            summary.missing += unmatched(self._select, self._matched, rows)
+        summary.missing = self._models.missing(rows)
         summary.steps = manifest.steps
         summary.wall_seconds = wall
+        summary.error = manifest.error
         summary.partial = self._sink.failure or manifest.partial
         summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
 
     # --- meeting models --------------------------------------------------------------------------------------------
-    def _is_unknown(self, module: Any) -> bool:
-        watched = self._by_module.get(id(module))
-        return watched is None or watched.ref() is not module
-
     def _met(self, backend: Backend, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called that has no hooks of ours: a new model, or a new part of one that is running."""
         if (
@@ -281,124 +304,30 @@ class ScriptRecorder:
         ):
             return
         capture = self._capture or self._begin(backend)
-        capture.guarded(self._take_in, capture, module, args, kwargs)
-
-    def _take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        running = capture.tracker.settled()
-        if running is None:
-            self._adopt(capture, module)
-        else:
-            model = next((one for one in self._models if one.name == running.watched.model), None)
-            root = model.ref() if model is not None else None
-            if model is None or root is None or not self._join(capture, model, root, module):
-                self._strays[type(module).__name__, "not part of a model"] += 1
-                return
-        watched = self._by_module.get(id(module))
-        if watched is not None and watched.attachment is not None:
-            capture.begin_running_call(watched, module, args, kwargs)
-
-    def _adopt(self, capture: Capture, module: Any) -> None:
-        backend = capture.backend
-        try:
-            backend.check(module)
-        except Exception as error:  # a script module, say: it runs unseen, which the summary tells
-            self._strays[type(module).__name__, str(error).splitlines()[0]] += 1
-            return
-        name = type(module).__name__
-        watched = watch_model(backend, module, name, self._select, self._tensors, lenient=True, matched=self._matched)
-        model = _Model(name, module, watched)
-        old = next((one for one in self._models if one.ref() is None and one.structure == model.structure), None)
-        if old is not None:
-            self._succeed(old, model)
-            self._forget(capture, old)
-            self._models[self._models.index(old)] = model
-        else:
-            taken = {one.name for one in self._models}
-            number = 2
-            while model.name in taken:
-                model.name = f"{name}-{number}"
-                number += 1
-            self._models.append(model)
-        model.manifest.name = model.name
-        model.weights = WeightUse(backend, module)
-        if self._options.kinds & PARAMETER_KINDS:
-            model.parameters = ParameterWatch(capture, module, watched)
-        for one in watched:
-            one.model = model.name
-            self._watch(capture, one)
-        if model.parameters is not None and capture.active:
-            model.parameters.step_begins()
-
-    def _succeed(self, old: _Model, new: _Model) -> None:
-        """A model of the same make that is gone (``nn.CrossEntropyLoss()(...)`` in a loop) is gone on with under its name."""
-        new.name = old.name
-        for before, after in zip(old.watched, new.watched, strict=True):
-            after.succeed(before)
-
-    def _forget(self, capture: Capture, old: _Model) -> None:
-        for one in old.watched:
-            if one.attachment is not None:
-                one.attachment.remove()
-                one.attachment = None
-        gone = set(map(id, old.watched))
-        capture.watched = [one for one in capture.watched if id(one) not in gone]
-        self._by_module = {key: one for key, one in self._by_module.items() if id(one) not in gone}
-
-    def _join(self, capture: Capture, model: _Model, root: Any, module: Any) -> bool:
-        """Look whether ``module`` has become part of a known model since that was met; once a step, since it is a long look."""
-        if model.looked_at == capture.tracker.step:
-            return False
-        model.looked_at = capture.tracker.step
-        fresh = watch_model(
-            capture.backend, root, model.name, self._select, self._tensors, lenient=True, matched=self._matched
-        )
-        joined = False
-        for one in fresh:
-            if self._is_unknown(one.ref()):
-                model.watched.append(one)
-                self._watch(capture, one)
-                joined = joined or one.ref() is module
-        return joined
-
-    def _watch(self, capture: Capture, watched: Watched) -> None:
-        module = watched.ref()
-        old = self._by_module.get(id(module))
-        if old is not None and old.ref() is module and old.attachment is not None:
-            old.attachment.remove()  # it was met by itself before the model that it is part of
-            old.attachment = None
-        self._by_module[id(module)] = watched
-        capture.watched.append(watched)
-        if (capture.active and watched.wanted) or (watched.is_root and (capture.active or capture.tracker.needs_root)):
-            capture.attach(watched)
+        capture.guarded(self._models.take_in, capture, module, args, kwargs)
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _step_began(self) -> None:
-        for model in self._models:
-            if model.parameters is not None and self._capture is not None and self._capture.active:
-                model.parameters.step_begins()
+        self._note_fullest()
+        if self._schedule is not None:
+            self._schedule.step_began()
 
     def _step_ended(self, step: int) -> None:
-        capture = self._capture
-        if capture is None:
+        if self._schedule is None:
             return
-        for model in self._models:
-            if model.parameters is not None:
-                model.parameters.step_ended(step)
+        for model in self._models.known:
             root = model.ref()
-            if step == 0 and model.weights is not None and root is not None:
+            if step == 0 and root is not None:
                 model.weights.look(root)  # gradients are cleared next
-        capture.watched = [one for one in capture.watched if one.ref() is not None]
-        if self._sampling.wants(step + 1):
-            capture.active = True
-            for one in capture.watched:
-                if one.wanted or one.is_root:
-                    capture.attach(one)
-        else:
-            capture.active = False
-            capture.detach(rest=True)
-            for one in capture.watched:
-                if one.is_root and capture.tracker.needs_root:
-                    capture.attach(one)
+        self._models.forget_gone()
+        self._schedule.step_ended(step)
+
+    def _note_fullest(self) -> None:
+        """Note the step with the most calls of one model; before the next step begins, since what runs in between belongs to it."""
+        for model in self._models.known:
+            calls, step = model.calls_in_step
+            if self._fullest is None or calls > self._fullest.calls:
+                self._fullest = FullStep(calls, step, model.name)
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -36,7 +36,7 @@ from tenterhook._nearest import nearest, parameter_hint
 from tenterhook.address import ROOT
 from tenterhook.errors import SelectionError
 
-__all__ = ["Entry", "Predicate", "Selection", "describe", "glob_pattern", "resolve"]
+__all__ = ["Entry", "Predicate", "Selection", "check_patterns", "describe", "glob_pattern", "resolve"]
 
 Predicate: TypeAlias = Callable[[str, Any], bool]
 """Takes the path and the module."""
@@ -120,6 +120,16 @@ def resolve(
         reason = "its excludes leave nothing of it" if items else "it has no items; use None or '**' for everything"
         raise SelectionError(f"no {what} is selected by {texts} ({len(entries)} known): {reason}")
     return [entry for index, entry in enumerate(entries) if index in kept]
+
+
+def check_patterns(text: str) -> None:
+    """Read a text as a selection without asking what it matches, so that a mistyped one is refused before anything runs.
+
+    Raises:
+        SelectionError: An item is malformed.
+    """
+    for item in _text_items(text):
+        _match_text(item, item.value, ())
 
 
 def describe(selection: Selection) -> list[str]:

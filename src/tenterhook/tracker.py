@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -54,6 +55,9 @@ class _Rerun:
         return calls[index] if index < len(calls) else None
 
 
+_PAUSE_NS = 100_000  # a look at what runs costs some microseconds
+
+
 def _nothing(*arguments: object) -> None:
     pass
 
@@ -88,9 +92,13 @@ class Tracker:
         self._engine: Any = None
         self._put_back: Callable[[], None] = _nothing
         self._lock = threading.Lock()
+        self._steps_lock = threading.RLock()
         self._local = threading.local()
         self._thread_numbers = itertools.count()
         self._home_thread = self.thread()
+        self._home_ident = threading.get_ident()
+        self._leader: weakref.ref[threading.Thread] | None = None  # whose forwards of the root end steps
+        self._begun_ns = 0  # when a call began last
         self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
         self._origin_ns = time.perf_counter_ns()
         self._roots_run: set[Watched] = set()
@@ -98,12 +106,24 @@ class Tracker:
         self._calls_in_step = False
         self._ended_by = 0  # id of the optimizer that ended the last step
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
+        self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
+        self.root_has_run = False
         self.step = 0
 
     @property
     def steps_seen(self) -> int:
         """Number of steps in which something was called."""
         return self.step + self._calls_in_step
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has been called in the present step."""
+        return self._calls_in_step
+
+    @property
+    def evaluation_goes_back(self) -> bool:
+        """Whether what is evaluated now, before the step's first call, goes with the step that has just ended."""
+        return self._steps_by == "optimizer"
 
     @property
     def needs_root(self) -> bool:
@@ -145,7 +165,7 @@ class Tracker:
         self._put_back = put_back
         self._sequence = self._engine = engine
         engine.origin_ns = self._origin_ns
-        engine.follows = self.follows_calls
+        engine.follows, engine.pause_ns = self.follows_calls, _PAUSE_NS
         engine.busy += (self._reruns, self.passes.running, self.stale)
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -155,7 +175,7 @@ class Tracker:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        elif stack and not _is_inside(watched, stack[-1].watched):
+        elif stack and (self._may_have_unwound() or not _is_inside(watched, stack[-1].watched)):
             self._unwind(stack)
         elif stack and self._engine is not None:
             NATIVE.set_outer(watched, stack[-1].watched)
@@ -170,7 +190,10 @@ class Tracker:
         else:
             step = self._begin_outermost(watched, thread) if repeats is False else self.step
         parent = outer.parent if outer is not None and not outer.recorded else outer
-        call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
+        self._begun_ns = time.perf_counter_ns()
+        if self._engine is not None:
+            self._engine.begun_ns = self._begun_ns
+        call = LiveCall(watched, parent, next(self._sequence), step, thread, self._begun_ns - self._origin_ns)
         self._find_regions(call, outer)
         self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
@@ -187,6 +210,15 @@ class Tracker:
         if self._engine is not None and len(stack) == 1:
             self._engine.enter(stack, thread)
         return call
+
+    def _may_have_unwound(self) -> bool:
+        """Whether an exception may have gone past all hooks since the last call began; to look each time would cost too much.
+
+        In other threads what runs may be replicas, which stand for a module and are none.
+        """
+        begun = self._begun_ns if self._engine is None else self._engine.begun_ns
+        paused = time.perf_counter_ns() - begun > _PAUSE_NS
+        return paused and threading.get_ident() == self._home_ident and not self._in_backward()
 
     def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
         """Find the call that one in a backward pass repeats.
@@ -209,6 +241,12 @@ class Tracker:
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
         call.regions = outer.regions if outer is not None and known else self._regions()
+
+    def number_op(self, call: LiveCall) -> None:
+        """Number a functional call that has ended."""
+        with self._lock:
+            call.number = call.watched.next_number(call.thread, call.step)
+            call.watched.call_count += 1
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -279,6 +317,10 @@ class Tracker:
                 yield stack.pop()
         self._stacks.clear()
 
+    def forked(self) -> None:
+        """Go on in a child of the process, where the parent's other threads may have held the locks."""
+        self._lock, self._steps_lock = threading.Lock(), threading.RLock()
+
     def release(self) -> None:
         """Let go of the session, which is over."""
         self._on_step_begin = self._on_step_end = self._put_back = _nothing
@@ -290,9 +332,13 @@ class Tracker:
         """Decide which step an outermost call belongs to."""
         if self._engine is not None and not NATIVE.all_in_place(self._engine.arounds):
             self._put_back()
+        with self._steps_lock:
+            return self._step_of(watched, thread)
+
+    def _step_of(self, watched: Watched, thread: int) -> int:
         if self._steps_by == "optimizer" and self.step and not self._calls_in_step and not self._tracks_gradients():
             return self.step - 1  # evaluation between training steps goes with the step that has just ended
-        if not watched.is_root or thread != self._home_thread or self._in_backward():
+        if not watched.is_root or self._in_backward() or not self._leads(thread):
             self._begin_step()
             return self.step
         if watched in self._roots_run:
@@ -306,7 +352,21 @@ class Tracker:
                 self.end_step()
         self._begin_step()
         self._roots_run.add(watched)
+        self.root_has_run = True
         return self.step
+
+    def _leads(self, thread: int) -> bool:
+        """Whether forwards of the root in this thread end steps: of several threads that run it, only one's do.
+
+        That is the one that the session began in where it runs the root; else the first to do so, and when that has ended
+        the next.
+        """
+        me = threading.current_thread()
+        leader = self._leader() if self._leader is not None else None
+        if leader is not me and (leader is None or thread == self._home_thread or not leader.is_alive()):
+            self._leader = weakref.ref(me)
+            leader = me
+        return leader is me
 
     def _begin_step(self) -> None:
         if not self._calls_in_step:
@@ -315,18 +375,23 @@ class Tracker:
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
+        with self._steps_lock:
+            self._optimizer_stepped(optimizer)
+
+    def _optimizer_stepped(self, optimizer: object) -> None:
         if self._steps_by == "user":
             return
-        # Of several optimizers that step together the first ends the step; where calls are not followed, that very one does.
-        if self._calls_in_step or (not self.follows_calls and id(optimizer) == self._ended_by):
+        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does.
+        if self._calls_in_step or (not self.sees_all and id(optimizer) == self._ended_by):
             self._steps_by = "optimizer"
             self._ended_by = id(optimizer)
             self.end_step()
 
     def user_stepped(self) -> None:
         """The user says that the step has ended; from now on nobody else does."""
-        self._steps_by = "user"
-        self.end_step()
+        with self._steps_lock:
+            self._steps_by = "user"
+            self.end_step()
 
     def end_step(self) -> None:
         """Close the step: calls are numbered from 0 again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tenterhook.recording import Cost, DiskSink, Manifest, Model
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tests.recording.synthetic import batch, call, value
 
-__all__ = ["MODULES_OF_NET", "write_empty", "write_net"]
+__all__ = ["MODULES_OF_NET", "write_empty", "write_first_bad", "write_kinds", "write_net", "write_steps"]
 
 MODULES_OF_NET = {
     "": "Net",
@@ -69,10 +70,11 @@ class _Writer:
         self._seq += 1
 
 
-def _modules(**reasons: str) -> pa.Table:
+def _modules(models: Iterable[str] = ("Net",), **reasons: str) -> pa.Table:
     rows = [
-        {"model": "Net", "path": path, "raw_path": path, "type": kind, "aliases": [], "parameters": 10,
+        {"model": model, "path": path, "raw_path": path, "type": kind, "aliases": [], "parameters": 10,
          "selected": True, "calls": 0 if path in reasons else 2, "reason": reasons.get(path)}
+        for model in models
         for path, kind in MODULES_OF_NET.items()
     ]  # fmt: skip
     return pa.Table.from_pylist(rows, MODULES)
@@ -117,7 +119,9 @@ def _one_step(writer: _Writer, step: int, *, bad: bool) -> None:
     )
 
 
-def write_net(path: Path, *, bad: bool = True, close: bool = True, **fields: Any) -> Path:
+def write_net(
+    path: Path, *, bad: bool = True, close: bool = True, models: Iterable[str] = ("Net",), **fields: Any
+) -> Path:
     """Write two steps of a small network, with a module that is called six times, one with three outputs and one never called."""
     manifest = _manifest(**fields)
     sink = DiskSink(path, manifest)
@@ -128,8 +132,65 @@ def write_net(path: Path, *, bad: bool = True, close: bool = True, **fields: Any
     sink.write_values(batch(VALUES, writer.values))
     sink.flush()
     if close:
-        sink.close(manifest, _modules(aux="never called"))
+        sink.close(manifest, _modules(models, aux="never called"))
     return path
+
+
+def _write(
+    path: Path, calls: list[dict[str, Any]], values: list[dict[str, Any]], *, close: bool = True, **fields: Any
+) -> Path:
+    manifest = _manifest(**fields)
+    sink = DiskSink(path, manifest)
+    sink.write_calls(batch(CALLS, calls))
+    sink.write_values(batch(VALUES, values))
+    sink.flush()
+    if close:
+        sink.close(manifest, _modules())
+    return path
+
+
+def write_kinds(path: Path) -> Path:
+    """Write one step of which every kind was recorded."""
+    calls = [
+        call(0, 0, "", type="Net", duration_ns=2_000_000),
+        call(1, 0, "head", type="Linear", depth=1, duration_ns=1_000_000),
+        call(10, 0, "", type="Net", phase="backward", duration_ns=None),
+        call(11, 0, "head", type="Linear", depth=1, phase="backward", duration_ns=None),
+    ]
+    given: list[tuple[int, int | None, str, str, str]] = [
+        (2, 0, "", "input", "x"),
+        (3, 1, "head", "input", "input"),
+        (4, 1, "head", "output", ""),
+        (5, 0, "", "output", '["logits"]'),
+        (6, 0, "", "output", '["loss"]'),
+        (12, 10, "", "grad_output", '["loss"]'),
+        (13, 11, "head", "grad_output", ""),
+        (14, 11, "head", "grad_input", "input"),
+        (15, None, "head", "param_grad", "weight"),
+        (16, None, "head", "param_grad", "bias"),
+        (17, None, "head", "param", "weight"),
+        (18, None, "head", "update", "weight"),
+    ]
+    values = [
+        value(seq, owner, 0, place, kind=kind, slot=slot, phase="backward" if kind.startswith("grad") else "forward")
+        for seq, owner, place, kind, slot in given
+    ]
+    return _write(path, calls, values, steps=1)
+
+
+def write_first_bad(path: Path, kind: str, given: dict[str, Any] | None) -> Path:
+    """Write a call with one value of a kind that is not finite, and what it was given where that was recorded."""
+    values = [] if given is None else [value(1, 0, 3, "fc", kind="input", slot="input", **given)]
+    owner = None if kind.startswith("param") else 0
+    values.append(value(2, owner, 3, "fc", kind=kind, nan_count=1))
+    return _write(path, [call(0, 3, "fc", type="Linear")], values, steps=4)
+
+
+def write_steps(path: Path, steps: Iterable[int], *, close: bool = True) -> Path:
+    """Write one forward of the model for each item, in that step."""
+    numbered = list(steps)
+    calls = [call(seq, step, "", type="Net", call=numbered[:seq].count(step)) for seq, step in enumerate(numbered)]
+    return _write(path, calls, [], close=close, steps=max(numbered) + 1)
 
 
 def write_empty(path: Path) -> Path:

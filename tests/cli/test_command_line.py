@@ -57,7 +57,9 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
 SITUATIONS = {
     "no-such-command": (["recrod"], 2),
     "no-such-option": (["show", "@0", "--setp", "3"], 2),
-    "no-recording-named": (["show"], 2),
+    "no-recording-named": (["show"], 3),
+    "step-x": (["show", "--step", "x"], 2),
+    "limit-minus": (["show", "--limit", "-3"], 2),
     "no-recording-here": (["show", "@0"], 3),
     "no-such-recording": (["show", "nothing.thk"], 3),
     "not-a-recording": (["show", "plain"], 3),
@@ -70,7 +72,19 @@ SITUATIONS = {
     "script-as-module": (["record", "-m", "train.py"], 2),
     "python-named": (["record", "python", "train.py"], 2),
     "standard-input": (["record", "-"], 2),
-    "a-command": (["record", "--", "torchrun", "train.py"], 2),
+    "a-command": (["record", "--", "mpirun", "python", "train.py"], 2),
+    "every-a": (["record", "--every", "a", "train.py"], 2),
+    "every-twice": (["record", "--every", "2", "--every", "3", "train.py"], 2),
+    "every-pattern": (["record", "--every", "re:(=3", "train.py"], 2),
+    "select-regex": (["record", "--select", "re:(", "train.py"], 2),
+    "select-empty": (["record", "--select", "", "train.py"], 2),
+    "select-item": (["record", "--select", "a,,b", "train.py"], 2),
+    "select-type": (["record", "--select", "type:", "train.py"], 2),
+    "select-bracket": (["record", "--select", "a[", "train.py"], 2),
+    "site-kind": (["show", "--site", "fc:ouput", "plain"], 2),
+    "site-regex": (["show", "--site", "re:(", "plain"], 2),
+    "site-empty": (["show", "--site", "", "plain"], 2),
+    "to-here": (["record", "--to", ".", "train.py"], 2),
     "every-0": (["record", "--every", "0", "train.py"], 2),
 }
 
@@ -87,7 +101,7 @@ def test_bad_input_is_told_in_at_most_three_lines(here: Path, snapshot: Snapshot
     assert lines[0].startswith("tenterhook: ")
     assert all(line.startswith("  ") for line in lines[1:])
     assert len(lines) <= 3
-    assert result.err == snapshot
+    assert result.err.replace(str(here), "HERE") == snapshot
 
 
 def test_what_does_not_match_gives_4_and_the_nearest(here: Path) -> None:

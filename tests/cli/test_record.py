@@ -120,11 +120,81 @@ def test_options_reach_the_recorder(folder: Path) -> None:
     values = found.table("values").to_pylist()
     assert {(row["path"], row["kind"]) for row in values} == {("features.0", "input"), ("features.0", "output")}
     assert {row["step"] for row in values} == {0, 2}
+    assert "VERDICT  recorded 2 of 4 steps, 1 module" in done.stderr
     assert {row["mean"] for row in values} == {None}
     assert {row["sketch"] for row in values} == {None}
     assert found["features.0"].outputs[0].shape == (5, 8)
     assert found.manifest.note == "two of four"
     assert "features.0" in (folder / "events.txt").read_text()
+
+
+def test_functions_and_rates_of_their_own(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.replace("self.head(self.features(x))", "self.head(self.features(x).tanh())")
+    )
+    args = ["--every", "3", "--every", "features.*=1", "--every", "nothing=2"]
+    done = record(folder, "-o", "a.thk", "--ops", *args, "train.py")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    found = open_recording(folder / "a.thk")
+    steps: dict[str, set[int]] = {}
+    for row in found.table("calls").to_pylist():
+        if row["phase"] == "forward":
+            steps.setdefault(row["path"], set()).add(row["step"])
+    third = {path: {0, 3} for path in ("", "features", "head", "(root)/tanh")}
+    assert steps == {"features.0": {0, 1, 2, 3}, "features.1": {0, 1, 2, 3}, **third}
+    assert "nothing (matches nothing; " in " ".join(done.stderr.split())
+
+
+def test_a_step_with_many_forwards_is_told(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT + "with torch.no_grad():\n    for _ in range(20):\n        model(torch.ones(5, 4))\n"
+    )
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert " steps   step 3 holds 21 forwards of Net: a step ends when an optimizer steps" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "ending", "told"),
+    [
+        ("", "", True),
+        ("", "sys.exit(2)", True),
+        ("# --every", "", False),
+        ("# --every", "sys.exit(2)", True),
+        ("# --every", "sys.exit(1)", False),
+    ],
+    ids=["unknown", "unknown-refused", "known", "refused", "fails"],
+)
+def test_an_option_of_ours_after_the_script_is_the_scripts(folder: Path, start: str, ending: str, told: bool) -> None:
+    (folder / "train.py").write_text(f"import sys\nprint(sys.argv[1:]) {start}\n{ending}\n")
+    done = record(folder, "train.py", "--every=3", "--help")
+    assert done.stdout == "['--every=3', '--help']\n"
+    note = "note: --every after train.py is the script's own; options of tenterhook go before train.py\n"
+    assert done.stderr.count("note:") == told
+    assert (note in done.stderr) == told
+
+
+def test_a_model_that_two_threads_call_first_is_one_model(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.partition("optimizer")[0]
+        + """
+import threading, time
+class Slow(dict):  # to be looked through takes long, so that the other thread comes while it is
+    def items(self):
+        time.sleep(0.3)
+        return super().items()
+model._modules = Slow(model._modules)
+ready = threading.Barrier(2)
+threads = [threading.Thread(target=lambda: (ready.wait(), model(torch.ones(1, 4)))) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    )
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    found = open_recording(folder / "a.thk")
+    assert found.models == ["Net"]
+    [roots] = found.query("select count(*) n, count(distinct thread) threads from calls where path = ''").to_pylist()
+    assert roots == {"n": 2, "threads": 2}
 
 
 def test_steps(folder: Path) -> None:
@@ -143,18 +213,26 @@ def test_records_a_module(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"),
-    [("raise ValueError('no')", 1), ("sys.exit(3)", 3), ("model(torch.ones(5, 3))", 1)],
+    ("ending", "code", "error"),
+    [
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("sys.exit(3)", 3, "SystemExit: 3"),
+        ("model(torch.ones(5, 3))", 1, "RuntimeError: mat1 and mat2 shapes"),
+    ],
     ids=["raises", "exits", "in-model"],
 )
-def test_what_was_recorded_before_the_end_is_kept(folder: Path, ending: str, code: int) -> None:
+def test_what_was_recorded_before_the_end_is_kept(folder: Path, ending: str, code: int, error: str) -> None:
     (folder / "train.py").write_text(SCRIPT + ending)
     done = record(folder, "-o", "a.thk", "train.py")
     assert done.returncode == code
     found = open_recording(folder / "a.thk")
     assert found.manifest.complete
     assert len(found.table("calls")) >= 32
-    assert "VERDICT  recorded" in done.stderr
+    [verdict] = [line for line in done.stderr.splitlines() if line.startswith("VERDICT  recorded")]
+    assert verdict.endswith("STOPPED")
+    assert f" ended   by {error}" in done.stderr
+    assert found.manifest.error is not None
+    assert found.manifest.error.startswith(error)
     assert "tenterhook/cli" not in done.stderr
 
 
@@ -293,3 +371,22 @@ def test_a_file_beside_the_script_that_comes_too_late_is_told(
     assert done.stdout == "done\n"
     assert "note: random.py is beside the script" in done.stderr
     assert done.stderr.count("note:") == 1
+
+
+def test_edits_that_a_script_makes_are_in_its_recording(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import torch, tenterhook as th
+from torch import nn
+def run():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    for _ in range(3):
+        with th.edit(net) as edit:
+            edit.output("0", th.edits.scale(0.5), call=0)
+            edit.output("0", th.edits.scale(0.5), call=0)
+            net(torch.ones(1, 2))
+run()  # the model is gone when the script ends
+""")
+    done = record(tmp_path, "-q", "--to", "run.thk", "train.py")
+    assert done.returncode == 0, done.stderr
+    one = {"kind": "output", "select": "0", "value": "scale(0.5)", "ran": 3, "call": [0]}
+    assert open_recording(tmp_path / "run.thk").manifest.edits == [one, one]

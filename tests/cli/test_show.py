@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.cli import run_show
 from tests.cli.commands import Result, tenterhook
-from tests.cli.recordings import write_empty, write_net
+from tests.cli.recordings import write_empty, write_first_bad, write_kinds, write_net, write_steps
 
 
 @pytest.fixture
@@ -55,6 +56,101 @@ def test_a_site_by_type(net: Path) -> None:
     assert {row["path"] for row in rows} == {"rnn"}
 
 
+@pytest.mark.parametrize(
+    ("site", "rows"),
+    [
+        ("features.0:output#0@1", [("features.0", 0, 1, ["output"])]),
+        ("Net/features.0:output@1", [("features.0", 0, 1, ["output"])]),
+        ("cell#4@0", [("cell", 4, 0, ["output"]), ("cell", 4, 0, ["grad_output"])]),
+        ("Net/(root)@1", [("", 0, 1, ["output"]), ("", 0, 1, ["grad_output"])]),
+        ("Net:grad_output@0", [("", 0, 0, ["grad_output"])]),
+        ("(root):output", [("", 0, 0, ["output"]), ("", 0, 1, ["output"])]),
+        ("rnn:output[1]@0", [("rnn", 0, 0, ["output", "output"])]),
+        ("rnn:output[1][0]#0@0", [("rnn", 0, 0, ["output"])]),
+        ("features.*:output@1", [("features.0", 0, 1, ["output"]), ("features.1", 0, 1, ["output"])]),
+        ("Net/type:LSTM@0", [("rnn", 0, 0, ["output"] * 3)]),
+    ],
+)
+def test_addresses_are_taken_as_they_are_printed(net: Path, site: str, rows: list) -> None:
+    found = json.loads(show("@0", "--site", site, "--json").out)["data"]["rows"]
+    assert [
+        (row["path"], row["call"], row["step"], [value["kind"] for value in row["values"]]) for row in found
+    ] == rows
+
+
+def test_every_printed_site_is_taken(net: Path) -> None:
+    lines = show("@0", "--as", "table", "--step", "1", width=200).out.splitlines()
+    sites = [line.split()[0] for line in lines[lines.index("step 1, every value") + 2 :] if line.strip()][:-1]
+    assert len(sites) == 24
+    for site in sites:
+        assert show("@0", "--step", "1", "--site", site, "--json").code == 0, site
+
+
+@pytest.mark.parametrize("site", ["cell#9", "features.0:output@7", "head:input", "rnn:output[2]"])
+def test_an_address_of_which_nothing_is_recorded(net: Path, site: str) -> None:
+    result = show("@0", "--site", site)
+    assert (result.code, result.out) == (4, "")
+    assert result.err.startswith(f"tenterhook: nothing is recorded of '{site}'")
+
+
+def test_the_nearest_names_are_listed_once(tmp_path: Path) -> None:
+    path = write_net(tmp_path / "a.thk", models=("Net", "Net-2"))
+    assert show(str(path), "--site", "featuers.0").err.count("'features.0'") == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_kind_has_its_name(tmp_path: Path, snapshot: SnapshotAssertion, width: int) -> None:
+    out = show(str(write_kinds(tmp_path / "a.thk")), width=width).out
+    assert max(map(len, out.splitlines())) <= width
+    assert out == snapshot
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("output", None, "its input was not recorded, so it may have come in with that: --kinds input,output tells"),
+        ("output", {}, "its input was finite, so it arose in this module or in its parameters"),
+        ("output", {"nan_count": None}, "not all of its input has statistics, so it may have come in with that"),
+        ("input", None, "nothing before it was not finite: it came from outside, or out of a function between modules"),
+        ("grad_output", None, "what was recorded before it is finite"),
+        ("grad_input", None, "its grad_output was not recorded"),
+        ("param", None, "the parameter itself is not finite"),
+    ],
+)
+def test_where_the_first_value_that_is_not_finite_came_from(
+    tmp_path: Path, kind: str, given: dict | None, words: str
+) -> None:
+    path = write_first_bad(tmp_path / "a.thk", kind, given)
+    out = show(str(path), width=400).out
+    assert words in out
+    assert f" next    tenterhook show {path} --step 3 --site fc\n" in out
+
+
+def test_how_the_run_ended(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    path = write_net(
+        tmp_path / "a.thk",
+        bad=False,
+        error="ValueError: bad batch",
+        resumed=[12],
+        steps=200,
+    )
+    found = show(str(path))
+    assert found.out.partition("\n\n")[0] == snapshot
+    assert json.loads(show(str(path), "--json").out)["status"] == "stopped"
+
+
+def test_other_steps_are_listed_while_they_are_few(tmp_path: Path) -> None:
+    few, many = write_steps(tmp_path / "few.thk", [0, 10, 20]), write_steps(tmp_path / "many.thk", range(0, 900, 100))
+    assert show(str(few)).out.splitlines()[-1] == f"steps 10, 20 are recorded as well: tenterhook show {few} --step N"
+    assert show(str(many)).out.splitlines()[-1] == f"9 steps are recorded, 0 to 800: tenterhook show {many} --step N"
+
+
+def test_a_step_with_many_forwards_is_told(tmp_path: Path) -> None:
+    path = write_steps(tmp_path / "a.thk", [0] * 12)
+    assert "step 0 holds 12 forwards of Net: a step ends when an optimizer steps" in show(str(path), width=200).out
+    assert "forwards of Net" not in show(str(write_steps(tmp_path / "b.thk", [0, 0, 1, 1]))).out
+
+
 def test_limit_says_how_much_is_left(net: Path) -> None:
     out = show("@0", "--as", "order", "--limit", "3").out
     assert "more lines: --limit 0 shows all" in out
@@ -78,8 +174,8 @@ def test_long_names_leave_the_numbers_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "word"),
-    [({"partial": "the disk is full"}, "PARTIAL"), ({"close": False}, "UNFINISHED"), ({}, "complete")],
-    ids=["partial", "unfinished", "complete"],
+    [({"partial": "the disk is full"}, "PARTIAL"), ({"close": False}, "RUNNING"), ({}, "complete")],
+    ids=["partial", "running", "complete"],
 )
 def test_the_verdict_says_how_whole_it_is(tmp_path: Path, fields: dict, word: str) -> None:
     path = write_net(tmp_path / "a.thk", **fields)
@@ -97,8 +193,9 @@ def test_json_has_the_envelope_and_everything_that_is_printed(net: Path) -> None
     assert data["path"] == "runs/train.thk"
     assert data["steps"] == [0, 1]
     assert data["step"] == 0
-    assert data["overview"]["first_nonfinite"] == "features.0:output#0@1"
-    assert data["overview"]["first_counts"] == {"nan": 3, "+inf": 1, "-inf": 1}
+    first = data["overview"]["first_nonfinite"]
+    assert (first["address"], first["place"], first["step"]) == ("features.0:output#0@1", "features.0", 1)
+    assert first["counts"] == {"nan": 3, "+inf": 1, "-inf": 1}
     assert data["overview"]["nonfinite"] == 1
     assert data["coverage"]["missing"] == [["aux", "never called"]]
     assert len(data["rows"]) == data["rows_total"] == sum(data["overview"]["calls"].values()) // 2
@@ -115,11 +212,40 @@ def test_the_newest_is_number_0(net: Path) -> None:
     older = net.parent / "older.thk"
     write_net(older, note="the older one")
     stamp = (net / "recording.json").stat()
-    import os
-
     os.utime(older / "recording.json", ns=(stamp.st_atime_ns, stamp.st_mtime_ns - 10**9))
     assert "the older one" not in show("@0").out
     assert "the older one" in show("@1").out
+
+
+def test_an_empty_recording_is_not_the_newest(net: Path) -> None:
+    write_empty(net.parent / "empty.thk")
+    assert json.loads(show("@0", "--json").out)["data"]["path"] == str(net)
+    assert show("@1").err == "tenterhook: there is no recording @1: only 1 here and in ./runs, @0 to @0\n"
+    assert show("empty").code == 4
+
+
+def test_where_all_recordings_are_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_empty(Path("a.thk"))
+    found = show("@0")
+    assert found.code == 3
+    assert found.err.splitlines()[1] == "  the newest one is empty: tenterhook show a.thk"
+
+
+def test_a_recording_that_is_being_written_is_the_newest(net: Path) -> None:
+    path = write_net(Path("running.thk"), close=False)  # by this process, which is alive
+    out = show("@0").out
+    assert out.splitlines()[0].endswith("RUNNING")
+    assert f"process {os.getpid()} is writing it; what had come by now is here" in out
+    assert json.loads(show("@0", "--json").out)["status"] == "running"
+    (path / "rank-00000" / "claim.json").unlink()
+    assert show("@0").out.splitlines()[0].endswith("UNFINISHED")
+
+
+def test_of_a_run_that_goes_on_the_last_whole_step_is_shown(tmp_path: Path) -> None:
+    path = write_steps(tmp_path / "a.thk", range(5), close=False)
+    assert "step 3, forward" in show(str(path)).out
+    assert "step 0, forward" in show(str(write_steps(tmp_path / "b.thk", range(5)))).out
 
 
 @pytest.mark.parametrize("name", ["train", "train.thk", "runs/train", "runs/train.thk"])

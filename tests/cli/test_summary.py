@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.reporters import summary as reporter
 from tenterhook.reporters.summary import print_header, print_summary, print_trouble
-from tenterhook.script_recorder import RecordSummary
+from tenterhook.script_recorder import FullStep, RecordSummary
 
 TO = Path("runs/train-1129-143000.thk")
 WHOLE = RecordSummary(
@@ -27,6 +27,8 @@ WHOLE = RecordSummary(
     calls=3552,
     values=7104,
     steps=12,
+    steps_recorded=12,
+    fullest=FullStep(2, 0, "Net"),
     cost_fraction=0.018,
     wall_seconds=761.2,
     size_bytes=31_400_000,
@@ -36,10 +38,16 @@ SUMMARIES = {
     "whole": WHOLE,
     "all-covered": replace(WHOLE, modules_fired=148, missing=[]),
     "many-missing": replace(WHOLE, modules_fired=48, missing=[(f"layer.{n}", "never called") for n in range(100)]),
+    "sampled": replace(WHOLE, steps=1200),
+    "crowded": replace(WHOLE, steps=1, steps_recorded=1, fullest=FullStep(120, 0, "Net")),
+    "stopped": replace(WHOLE, error="ValueError: bad batch"),
     "partial": replace(WHOLE, partial="writing stopped: No space left on device; 1,204 rows were lost"),
     "nothing-called": RecordSummary(path=TO, wall_seconds=0.4),
     "nothing-matched": RecordSummary(
-        path=TO, nothing_called=False, missing=[("featuers.*", "nearest: 'features.*' (3 modules)")], wall_seconds=2.0
+        path=TO,
+        nothing_called=False,
+        missing=[("featuers.*", "matches nothing; nearest: 'features.*' (3 modules)")],
+        wall_seconds=2.0,
     ),
     "nothing-fired": replace(
         WHOLE, modules_selected=1, modules_fired=0, missing=[("aux", "never called")], calls=0, values=0
@@ -67,7 +75,9 @@ def test_summary(snapshot: SnapshotAssertion, name: str, width: int) -> None:
 def test_the_quiet_are_told_of_trouble_only(snapshot: SnapshotAssertion, name: str) -> None:
     terminal, stream = console()
     print_trouble(terminal, SUMMARIES[name], TO)
-    assert bool(stream.getvalue()) == (name not in ("whole", "all-covered", "many-missing"))
+    assert bool(stream.getvalue()) == (
+        name not in ("whole", "all-covered", "many-missing", "sampled", "crowded", "stopped")
+    )
     assert stream.getvalue() == snapshot
 
 
@@ -85,4 +95,5 @@ def test_header(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, wi
     terminal, stream = console(width)
     print_header(terminal, TO, select=None, every=1, stats="basic")
     print_header(terminal, TO, select=["encoder.**", "!head"], every=50, stats=None)
+    print_header(terminal, TO, select=None, every={"**": 100, "head.**": 1}, stats="basic")
     assert stream.getvalue() == snapshot

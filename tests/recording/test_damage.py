@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import DiskSink, Manifest, open_recording
 from tenterhook.recording.dump import dump
+from tenterhook.recording.schema import CALLS, MODULES, VALUES
+from tenterhook.recording.tensors import INDEX
 from tests.recording.synthetic import modules_table, step_of_rows
 
 EXAMPLES = int(os.environ.get("TENTERHOOK_FUZZ", "60"))
@@ -75,6 +77,7 @@ def read_all(path: Path) -> None:
             recording.tensor(key).sum()
         except NotRecordedError:
             pass
+    repr(recording.first_nonfinite())
     str(recording.coverage)
     repr(recording)
 
@@ -327,20 +330,29 @@ def test_the_cut_off_end_of_a_stream_is_told(tmp_path: Path) -> None:
     assert len(recording.notes) == 1 and recording.notes[0].startswith("values-00000.arrows: its last ")
 
 
-def test_text_that_is_no_text_is_refused(closed: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.thk"
-    shutil.copytree(closed, path)
-    part = next(path.glob("rank-*/calls-*.parquet"))
+TABLES = {"calls-00000": CALLS, "values-00000": VALUES, "modules": MODULES, "tensors": INDEX}
+TEXTS = [
+    (file, field.name)
+    for file, schema in TABLES.items()
+    for field in schema
+    if any(word in str(field.type) for word in ("string", "dictionary"))
+]
+
+
+@pytest.mark.parametrize(("file", "column"), TEXTS)
+def test_text_that_is_no_text_is_refused(closed: Path, tmp_path: Path, file: str, column: str) -> None:
+    path = copy_of(closed, tmp_path / "a.thk")
+    part = path / "rank-00000" / f"{file}.parquet"
     rows = pq.read_table(part)
-    broken = pa.DictionaryArray.from_arrays(
-        rows["path"].combine_chunks().indices
-        if pa.types.is_dictionary(rows["path"].type)
-        else pa.array([0] * len(rows), pa.int32()),
-        pa.Array.from_buffers(
-            pa.string(), 1, [None, pa.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00"), pa.py_buffer(b"\xff\xfe")]
-        ).take(pa.array([0] * 64)),
-        safe=False,
-    )
-    pq.write_table(rows.set_column(rows.schema.get_field_index("path"), "path", broken), part)
-    with pytest.raises(RecordingError, match="damaged"):
-        open_recording(path).table("calls")
+    bad = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    ).take(pa.array([0] * len(rows)))
+    kind = rows.schema.field(column).type
+    if pa.types.is_dictionary(kind):
+        bad = pa.DictionaryArray.from_arrays(pa.array([0] * len(rows), pa.int32()), bad, safe=False)
+    elif pa.types.is_list(kind):
+        bad = pa.ListArray.from_arrays(pa.array(range(len(rows) + 1), pa.int32()), bad)
+    pq.write_table(rows.set_column(rows.schema.get_field_index(column), rows.schema.field(column), bad), part)
+    with pytest.raises(RecordingError, match=rf"{file}\.parquet is damaged"):
+        open_recording(path).table(file.partition("-")[0]) if file != "tensors" else open_recording(path).tensor("t0")
+    refused_or_read(path)

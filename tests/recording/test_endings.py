@@ -102,14 +102,14 @@ def test_what_could_not_begin_leaves_nothing(
         raise MemoryError("ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"tenterhook.recorder.{place}", fails)
+        patch.setattr(f"tenterhook.recording_session.{place}", fails)
         with pytest.raises(MemoryError, match="ours"), th.record(model, to=target, resume=resume):
             raise AssertionError("the body ran")
     assert not {thread.name for thread in threading.enumerate() if thread.name.startswith("tenterhook")}
     assert target.exists() == resume
     with th.record(model, to=target, resume=resume) as rec:  # nobody writes there
         model(torch.ones(1, 2))
-    assert rec.resumed_from == (2 if resume else 0)  # its last step, since it was unfinished for a moment
-    kept = [row for row in before if row["step"] < 2]
+    assert rec.resumed_from == (3 if resume else 0)
+    kept = [row for row in before if row["step"] < 3]
     assert th.open(target).table("values").to_pylist()[: len(kept)] == kept
     assert th.open(target).steps == list(range(rec.resumed_from + 1))

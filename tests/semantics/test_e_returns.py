@@ -41,8 +41,8 @@ def test_what_an_observer_returns_is_ignored(sabotage: str) -> None:
     from tenterhook.backends.torch import BACKEND
     from tenterhook.capture import Capture
     from tenterhook.inventory import watch_model
-    from tenterhook.recorder import capture_options, check_kinds
     from tenterhook.recording.memory import MemorySink
+    from tenterhook.request import capture_options, check_kinds
 
     net = mlp()
     clean = _run(net)

@@ -16,40 +16,10 @@ from hypothesis import strategies as st
 from tenterhook.stats import DTYPE_CODES, KERNELS, STATISTICS, RowBuffer
 from tenterhook.stats.layout import DTYPES
 from tests.stats.arrays import KINDS, arrays, layouts, values
+from tests.stats.same import assert_same_row, measured
 
 NATIVE = [kernel for kernel in KERNELS if kernel != "numpy"]
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the kernel is not built here: only the twin exists")
-
-EXACT = [STATISTICS.index(name) for name in STATISTICS if name.endswith("count") or name in ("numel", "min", "max")]
-ABSMAX, MEAN, STD, RMS = (STATISTICS.index(name) for name in ("absmax", "mean", "std", "rms"))
-
-
-def assert_same_row(native: RowBuffer, twin: RowBuffer, array: np.ndarray) -> None:
-    ours, theirs = native.statistics[0], twin.statistics[0]
-    exact = [at for at in EXACT if array.dtype.kind != "c" or STATISTICS[at] not in ("min", "max")]
-    np.testing.assert_array_equal(ours[exact], theirs[exact])
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=max(1e-6 * np.nan_to_num(theirs[RMS], posinf=0), 1e-320))
-    if theirs[STD] > 1e-9 * theirs[RMS]:
-        np.testing.assert_allclose(ours[STD], theirs[STD], rtol=2e-6)
-    np.testing.assert_allclose(ours[[RMS, ABSMAX]], theirs[[RMS, ABSMAX]], rtol=1e-6)
-    assert native.valid[0] == twin.valid[0] == 7
-    assert native.digests[0] == twin.digests[0]
-    assert_same_sketch(native.sketches[0], twin.sketches[0], theirs)
-
-
-def assert_same_sketch(ours: np.ndarray, theirs: np.ndarray, statistics: np.ndarray) -> None:
-    if not np.isfinite(theirs).all():
-        np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
-        return
-    per_bucket = np.nan_to_num(statistics[ABSMAX]) * max(1.0, 2 * statistics[0] / 64)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=max(2e-7 * per_bucket, 1e-44))
-
-
-def measured(kernel: str, array: np.ndarray, offset: int = 0) -> RowBuffer:
-    buffer = RowBuffer(1, kernel=kernel)
-    with np.errstate(over="ignore"):
-        assert buffer.measure_array(0, array, offset)
-    return buffer
 
 
 @pytest.mark.parametrize("kernel", NATIVE)
@@ -190,3 +160,14 @@ def test_threads_measure_into_rows_of_one_buffer(kernel: str) -> None:
     np.testing.assert_array_equal(buffer.statistics, alone.statistics)
     np.testing.assert_array_equal(buffer.sketches, alone.sketches)
     np.testing.assert_array_equal(buffer.digests, alone.digests)
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_else_is_wanted_changes_no_bit(kernel: str, kind: str) -> None:
+    """Statistics and sketch may be taken in one loop or in two."""
+    for dtype, offset in itertools.product(DTYPES, (0, 640, 77)):
+        array = values(np.random.default_rng(5), dtype, 9000, kind)
+        both, alone = RowBuffer(1, kernel=kernel), RowBuffer(1, sketch=False, digest=False, kernel=kernel)
+        assert both.measure_array(0, array, offset) and alone.measure_array(0, array, offset)
+        np.testing.assert_array_equal(both.statistics, alone.statistics)

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tenterhook.address import Address, Kind, format_place, split_op
-from tenterhook.errors import NotRecordedError, SelectionError
+from tenterhook.address import ROOT, Address, format_place, split_op
+from tenterhook.analysis.asked import Part, parts_of
+from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording
-from tenterhook.selection import Entry, resolve
 from tenterhook.stats import STATISTICS
 
-__all__ = ["Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
+__all__ = ["FirstNonfinite", "Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Seen:
     dtype: str | None
     statistics: dict[str, float | int | None]
     note: str | None = None
+
+    @property
+    def site(self) -> str:
+        """Kind and slot as an address has them: ``output[1][0]``, ``input.mask``."""
+        return f"{self.kind}{self.slot if self.slot[:1] in ('', '.', '[') else f'.{self.slot}'}"
 
     @property
     def nonfinite(self) -> dict[str, int]:
@@ -66,6 +71,30 @@ class Row:
     error: str | None
     values: list[Seen]
 
+    @property
+    def op(self) -> str:
+        """Name of the function where this is a functional call; else empty."""
+        return split_op(self.path)[1] if self.type == "op" else ""
+
+
+@dataclass(frozen=True)
+class FirstNonfinite:
+    """The first value of a recording with numbers in it that are not finite.
+
+    Attributes:
+        address: its address.
+        counts: what is in it: ``{"nan": 3}``.
+        place: its module, as ``tenterhook show --site`` takes it.
+        step: its step.
+        origin: what is known of where it came from.
+    """
+
+    address: str
+    counts: dict[str, int]
+    place: str
+    step: int
+    origin: str
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -75,12 +104,13 @@ class Overview:
         steps: the number of steps recorded, and the first and the last of them.
         models: names of the outermost modules, the biggest first.
         modules: number of modules that were called.
+        functions: number of functional calls between them, by place and name.
         calls: number of calls by phase.
         values: number of tensors seen.
         nonfinite: how many of them have values that are no finite numbers.
-        first_nonfinite: address of the first of these.
-        first_counts: what is in it: ``{"nan": 3}``.
-        error: the first call that raised, and what.
+        first_nonfinite: where the first of these is, and where it may have come from.
+        error: the last call that raised, and what.
+        crowded: the step with the most calls of one model itself: how many, its number and the model's name.
     """
 
     steps: int
@@ -88,12 +118,13 @@ class Overview:
     last_step: int | None
     models: list[str]
     modules: int
+    functions: int
     calls: dict[str, int]
     values: int
     nonfinite: int
-    first_nonfinite: str | None
-    first_counts: dict[str, int]
+    first_nonfinite: FirstNonfinite | None
     error: tuple[str, str] | None
+    crowded: tuple[int, int, str] | None
 
 
 _BAD = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
@@ -105,7 +136,10 @@ def overview(recording: Recording) -> Overview:
         "select count(distinct step) n, min(step) low, max(step) high from (select step from calls union all select step from values)"
     ).to_pylist()
     phases = recording.query("select phase, count(*) n from calls group by phase order by min(seq)").to_pylist()
-    [modules] = recording.query("select count(*) n from (select distinct model, path from calls)").to_pylist()
+    [places] = recording.query(
+        "select count(*) filter (type is distinct from 'op') modules, count(*) filter (type = 'op') functions "
+        "from (select distinct model, path, type from calls)"
+    ).to_pylist()
     [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
     first = recording.query(
         f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
@@ -113,20 +147,61 @@ def overview(recording: Recording) -> Overview:
     raised = recording.query(
         "select model, path, call, step, error from calls where error is not null order by seq desc limit 1"
     ).to_pylist()
+    full = recording.query(
+        "select count(*) n, step, model from calls where path = '' and phase = 'forward' "
+        "group by rank, step, model order by n desc, step limit 1"
+    ).to_pylist()
     several = len(recording.models) > 1
     return Overview(
         steps=steps["n"],
         first_step=steps["low"],
         last_step=steps["high"],
         models=recording.models,
-        modules=modules["n"],
+        modules=places["modules"],
+        functions=places["functions"],
         calls={row["phase"]: row["n"] for row in phases},
         values=values["n"],
         nonfinite=values["bad"],
-        first_nonfinite=_address(first[0], several) if first else None,
-        first_counts=_seen(first[0]).nonfinite if first else {},
+        first_nonfinite=_first(recording, first[0], several) if first else None,
         error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
+        crowded=(full[0]["n"], full[0]["step"], full[0]["model"] or ROOT) if full else None,
     )
+
+
+_ORIGINS = {
+    "input": "nothing before it was not finite: it came from outside, or out of a function between modules (--ops shows these)",
+    "param": "the parameter itself is not finite",
+}
+_BROUGHT_IN_BY = {"output": "input", "grad_input": "grad_output"}
+
+
+def _first(recording: Recording, row: dict[str, Any], several: bool) -> FirstNonfinite:
+    path, op = split_op(row["path"] or "")
+    return FirstNonfinite(
+        address=_address(row, several),
+        counts=_seen(row).nonfinite,
+        place=format_place(path, op=op, model=row["model"] if several else None),
+        step=row["step"],
+        origin=_origin(recording, row),
+    )
+
+
+def _origin(recording: Recording, row: dict[str, Any]) -> str:
+    """Say whether a value arose in its module or came in with what that was given; rows before it are finite."""
+    kind = row["kind"]
+    source = _BROUGHT_IN_BY.get(kind)
+    if source is None or row["call_seq"] is None:
+        return _ORIGINS.get(kind, "what was recorded before it is finite")
+    [given] = recording.query(
+        f"select count(*) n, count(*) filter (nan_count is null) unknown from values where kind = '{source}' "
+        f"and rank = {int(row['rank'])} and call_seq = {int(row['call_seq'])}"
+    ).to_pylist()
+    if not given["n"]:
+        kinds = ",".join(dict.fromkeys([source, *sorted(set(recording.manifest.kinds or ["output"]))]))
+        return f"its {source} was not recorded, so it may have come in with that: --kinds {kinds} tells"
+    if given["unknown"]:
+        return f"not all of its {source} has statistics, so it may have come in with that"
+    return f"its {source} was finite, so it arose in this module or in its parameters"
 
 
 def steps_of(recording: Recording) -> list[int]:
@@ -161,7 +236,7 @@ def rows_of_sites(recording: Recording, sites: Collection[str], *, rank: int) ->
 
     Args:
         recording: where to look.
-        sites: selections of modules, each with a kind if that alone is meant: ``features.*``, ``fc:grad_output``.
+        sites: selections of modules, each with a kind if that alone is meant, ``features.*``, ``fc:grad_output``; or addresses.
         rank: the process.
 
     Raises:
@@ -171,44 +246,45 @@ def rows_of_sites(recording: Recording, sites: Collection[str], *, rank: int) ->
 
 
 def _rows(recording: Recording, where: str, sites: Collection[str]) -> list[Row]:
-    wanted = _wanted(recording, sites) if sites else None
-    if wanted is not None:
-        where += f" and path in ({', '.join(_literal(path) for path in wanted)})"
+    parts = parts_of(recording, sites) if sites else None
+    if parts is not None:
+        places = ", ".join(dict.fromkeys(f"({_literal(part.model)}, {_literal(part.path)})" for part in parts))
+        where += f" and (coalesce(model, ''), coalesce(path, '')) in ({places})"
     calls = recording.query(f"select * from calls where {where} order by seq").to_pylist()
     values = recording.query(f"select * exclude (sketch) from values where {where} order by seq").to_pylist()
     rows = {row["seq"]: _row(row) for row in calls}
     free: list[Row] = []
+    wanted = _by_place(parts or ())
     for value in values:
-        if wanted is not None and value["kind"] not in wanted[value["path"]]:
+        if parts is not None and not any(
+            part.means_call(value["call"] or 0, value["step"]) and part.means_value(value["kind"], value["slot"] or "")
+            for part in wanted[value["model"] or "", value["path"] or ""]
+        ):
             continue
         owner = rows.get(value["call_seq"])
         if owner is None:
             owner = _row({**value, "type": "", "phase": None, "depth": 0, "duration_ns": None, "error": None})
             free.append(owner)
         owner.values.append(_seen(value))
-    found = [row for row in rows.values() if row.values or wanted is None or len(wanted[row.path]) == len(Kind)]
+    found = [
+        row
+        for row in rows.values()
+        if row.values
+        or parts is None
+        or any(part.asked.kind is None and part.means_call(row.call, row.step) for part in wanted[row.model, row.path])
+    ]
+    if parts and not found and not free:
+        raise NotRecordedError(
+            f"nothing is recorded of {', '.join(map(repr, sites))}\nthe module is in the recording: leave out kind, call or step"
+        )
     return sorted([*found, *free], key=lambda row: row.seq)
 
 
-def _wanted(recording: Recording, sites: Collection[str]) -> dict[str, frozenset[str]]:
-    """Say which kinds of which paths the selections mean."""
-    types = {(row["model"], row["path"]): row["type"] for row in recording.table("modules").to_pylist()}
-    entries = [
-        Entry(path, None, type_names=(types[model, path],) if types.get((model, path)) else ())
-        for model, path in recording.paths
-    ]
-    wanted: dict[str, frozenset[str]] = {}
-    for site in sites:
-        pattern, colon, kind = site.rpartition(":")
-        if not colon or pattern in ("type", "re", "!type", "!re") or kind not in list(Kind):
-            pattern, kinds = site, frozenset(str(kind) for kind in Kind)
-        else:
-            kinds = frozenset([kind])
-        for entry in resolve(pattern, entries, what="recorded module"):
-            wanted[entry.path] = wanted.get(entry.path, frozenset()) | kinds
-    if not wanted:
-        raise SelectionError("no site was named")
-    return wanted
+def _by_place(parts: Collection[Part]) -> dict[tuple[str, str], list[Part]]:
+    found: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        found.setdefault((part.model, part.path), []).append(part)
+    return found
 
 
 def _row(row: dict[str, Any]) -> Row:

@@ -8,21 +8,22 @@ keeps that function elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from tenterhook.backends._torch_attachments import Attachment
+from tenterhook.backends._reruns import Reruns
 
 __all__ = [
     "Region",
+    "callers",
     "is_early_stop",
     "is_recomputing",
+    "reentry_is_possible",
     "regions",
     "top_saved_tensor_hooks",
     "was_changed_by",
@@ -31,31 +32,25 @@ __all__ = [
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
-AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
-
-class Region:
+class Region(Reruns):
     """Stands in place of the function that recomputes a region, and runs it inside what was asked for."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
         self._run = run
-        self._around: dict[object, tuple[Any, Attachment | None]] = {}
-
-    def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
-        return self._around.setdefault(key, (around, attachment))[0]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            arounds = list(self._around.values())
-            # What was taken off last is put back first: so each finds the neighbours that it had.
-            for around, attachment in sorted(arounds, key=lambda one: -one[1].removed if one[1] is not None else 0):
-                if attachment is not None:
-                    stack.enter_context(attachment.in_place())
-                stack.enter_context(around())
+        with self.around():
             return self._run(*args, **kwargs)
+
+
+_with_reentry: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def reentry_is_possible() -> bool:
+    """Whether the graph of some region lives that is differentiated in a pass of its own, as far as :func:`regions` was asked."""
+    return bool(_with_reentry)
 
 
 def regions() -> Sequence[Region]:
@@ -67,7 +62,7 @@ def regions() -> Sequence[Region]:
     if hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", ""):
         names = hooks[0].__code__.co_freevars
         _collect(found, dict(zip(names, hooks[0].__closure__, strict=True))["frame"].cell_contents, "recompute_fn")
-    for frame in _callers():
+    for frame in callers():
         code = frame.f_code
         if _is_rerun(frame):
             break  # what is outside of a recomputation is no part of this forward
@@ -87,11 +82,14 @@ def _collect(found: list[Region], owner: Any, attribute: str) -> None:
     if not isinstance(run, Region):
         run = Region(run)
         setattr(owner, attribute, run)
+        if attribute == "run_function":
+            _with_reentry.add(run)
     if run not in found:
         found.append(run)
 
 
-def _callers() -> Iterator[FrameType]:
+def callers() -> Iterator[FrameType]:
+    """Yield the frames that led to our own code, innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -107,12 +105,12 @@ def _is_rerun(frame: FrameType) -> bool:
 
 def is_recomputing() -> bool:
     """Whether the forward that runs now is a region's, in a backward pass."""
-    return any(_is_rerun(frame) for frame in _callers())
+    return any(_is_rerun(frame) for frame in callers())
 
 
 def was_changed_by(key: object) -> bool:
     """In a recomputation: whether the region's first run was registered for ``key``; True where it cannot be told."""
-    for frame in _callers():
+    for frame in callers():
         if _is_rerun(frame):
             owner = frame.f_locals.get("frame") or frame.f_locals.get("ctx")
             run = getattr(owner, "recompute_fn", None) or getattr(owner, "run_function", None)

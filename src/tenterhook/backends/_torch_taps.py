@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from tenterhook.backends._torch_parts import Once, Parts
 from tenterhook.native import NATIVE
 
-__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_tensor"]
+__all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
@@ -19,20 +21,32 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 class _Port:
     """The one hook that we keep on a tensor; runs its taps, the last module to have finished first."""
 
-    __slots__ = ("__weakref__", "handle", "ref", "taps")
+    __slots__ = ("__weakref__", "handle", "parts", "ref", "taps")
 
     __torch_unserializable__ = True  # tensors are pickled without it, and without torch's warning
 
     def __init__(self) -> None:
         self.taps: list[Tap] = []
         self.handle: Any = None
+        self.parts: Parts | None = None  # of a parameter, whose taps want the gradient of the whole pass
         self.ref = weakref.ref(self)
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        replaced = None
         if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
             return None
-        for tap in reversed(self.taps[:]):
+        whole = None if self.parts is None else self.parts.waiting(self._run_whole)
+        if whole is None:
+            return self._run(gradient, self.taps)
+        replaced = self._run(gradient, [tap for tap in self.taps if not tap.whole])
+        whole.add(gradient if replaced is None else replaced)
+        return replaced
+
+    def _run_whole(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self._run(gradient, [tap for tap in self.taps if tap.whole])
+
+    def _run(self, gradient: torch.Tensor, taps: list[Tap]) -> torch.Tensor | None:
+        replaced = None
+        for tap in reversed(taps[:]):
             if tap.live:
                 new = tap.fn(gradient)
                 if new is not None:
@@ -46,13 +60,13 @@ class _Port:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-Port: Any = _Port if NATIVE is None else NATIVE.Port
+_PORTS = (_Port,) if NATIVE is None else (_Port, NATIVE.Port)  # the native path makes those of plain outputs
 
 
 class Tap:
     """One callback on the gradient of one tensor."""
 
-    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port")
+    __slots__ = ("__weakref__", "behind", "edits", "fn", "live", "module", "owner", "port", "whole")
 
     def __init__(self, port: _Port, fn: Callable[[Any], Any], module: Any, owner: object) -> None:
         self.port = port.ref  # the port holds its taps; a cycle would keep what they refer to until the next collection
@@ -60,6 +74,7 @@ class Tap:
         self.module = None if module is None else id(module)
         self.owner = owner
         self.edits = False  # runs ahead of all that do not
+        self.whole = False  # wants the gradient of the whole pass, where it comes in parts
         self.live = True
         self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
@@ -85,9 +100,12 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def tap_tensor(
-    tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False
-) -> Tap | str:
+def tap_parameter(parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> Tap:
+    """Put ``fn`` on the gradient that a backward pass brings to a parameter, once a pass: also where it comes in parts."""
+    return _insert(parameter, fn, None, None, edits=edits, whole=True)
+
+
+def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
 
     A view that is changed in place later is cut out of the graph, with the hooks on it: its gradient is then a part of that
@@ -100,7 +118,7 @@ def tap_tensor(
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
     if module is None or not tensor._is_view() or not _has_plain_base(tensor):
-        return _insert(tensor, fn, module, owner, edits=edits)
+        return _insert(tensor, fn, module, owner)
     behind = _Behind(tensor, fn)
     base = tensor._base
     assert base is not None
@@ -116,19 +134,30 @@ def _has_plain_base(tensor: torch.Tensor) -> bool:
     return type(base) is torch.Tensor and base.requires_grad and not base.is_leaf and base.layout is torch.strided
 
 
-def _insert(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object, *, edits: bool = False) -> Tap:
+def _insert(
+    tensor: torch.Tensor,
+    fn: Callable[[Any], Any],
+    module: Any,
+    owner: object,
+    *,
+    edits: bool = False,
+    whole: bool = False,
+) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
     port: Any = None
     if hooks:
         for hook in hooks.values():
-            if isinstance(hook, Port):
+            if isinstance(hook, _PORTS):
                 port = hook
                 break
     if port is None:
-        port = Port()
+        port = _Port()
         port.handle = tensor.register_hook(port)
+    if whole and port.parts is None:
+        port.parts = Parts(tensor)
     taps = port.taps
     tap = Tap(port, fn, module, owner)
+    tap.whole = whole
     place = len(taps)
     if tap.module is not None:
         # Taps run from the end of the list; those of one module's one call stand together, first come first run.
@@ -187,7 +216,13 @@ class PostAccumulateTap:
     def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
         self.live = True
 
+        once = Once()
+
         def after_accumulation(leaf: torch.Tensor) -> None:
+            if self.live and leaf.grad is not None and not once.wait(partial(give, leaf)):
+                fn(leaf.grad)
+
+        def give(leaf: torch.Tensor) -> None:
             if self.live and leaf.grad is not None:
                 fn(leaf.grad)
 
@@ -202,38 +237,79 @@ class PostAccumulateTap:
 class ShardTap:
     """A callback on the gradient that one backward pass brings to a sharded parameter, which may replace it.
 
+    Args:
+        parameter: the sharded parameter.
+        fn: the callback.
+        edits: whether it runs ahead of all that do not.
+    """
+
+    __slots__ = ("_port", "edits", "fn", "live")
+
+    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> None:
+        self.fn = fn
+        self.edits = edits
+        self.live = True
+        self._port = _ShardPort.of(parameter)
+        taps = self._port.taps
+        taps.insert(sum(one.edits for one in taps) if edits else len(taps), self)
+
+    def remove(self) -> None:
+        if self.live:
+            self.live = False
+            self._port.taps.remove(self)
+            if not self._port.taps:
+                self._port.close()
+
+
+class _ShardPort:
+    """The one hook that we keep on a sharded parameter; runs its taps.
+
     Hooks on sharded parameters never fire, those after accumulation do; they see the running sum, from which what was
     there before is taken off. So the last sum is kept: as much memory as this rank's shard of the gradient.
     """
 
-    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
-        self.live = True
-        self._fn = fn
+    __torch_unserializable__ = True
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.taps: list[ShardTap] = []
         self._sum: Any = None  # parameter.grad as it was left, and a copy of its values then
         self._values: Any = None
         self._versions = (-1, -1)
+        self._handle = parameter.register_post_accumulate_grad_hook(self)
+        # what looks at the sum is to see it with the new gradient in it
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        hooks.move_to_end(self._handle.id, last=False)
 
-        def after_accumulation(leaf: torch.Tensor) -> None:
-            if self.live and leaf.grad is not None:
-                with torch.no_grad():
-                    self._arrived(leaf)
+    @classmethod
+    def of(cls, parameter: Any) -> _ShardPort:
+        """Return the one of a parameter."""
+        hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+        return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(parameter)
 
-        after_accumulation.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        self._handle = parameter.register_post_accumulate_grad_hook(after_accumulation)
+    def __call__(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is not None:
+            with torch.no_grad():
+                self._arrived(leaf)
 
     def _arrived(self, leaf: Any) -> None:
         total = leaf.grad
         # Accumulation changes the shard, and only it; what zeroes the gradient counts on the distributed tensor, too.
         whole, shard = self._versions
-        added = self._sum is total and _versions(total) == (whole, shard + 1)
+        now_whole, now_shard = _versions(total)
+        # not by one: from the third pass on FSDP2 counts more
+        added = self._sum is total and now_whole == whole and now_shard > shard
         before = self._values if added else None
-        new = self._fn(total if before is None else total - before)
-        if new is not None:
-            leaf.grad = total = new if before is None else before + new
+        gradient, changed = total if before is None else total - before, False
+        for tap in self.taps[:]:
+            new = tap.fn(gradient) if tap.live else None
+            if new is not None:
+                gradient, changed = new, True
+        if changed:
+            leaf.grad = total = gradient if before is None else before + gradient
         self._sum, self._values, self._versions = total, total.clone(), _versions(total)
 
-    def remove(self) -> None:
-        self.live = False
+    def close(self) -> None:
+        """Take the hook off."""
         self._sum = self._values = None
         self._handle.remove()
 

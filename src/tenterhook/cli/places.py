@@ -7,23 +7,9 @@ import re
 from pathlib import Path
 
 from tenterhook.errors import RecordingError
-from tenterhook.recording import find_recordings
+from tenterhook.recording import newest_recordings, nth_newest
 
-__all__ = ["FOLDERS", "find", "newest"]
-
-FOLDERS = (Path("runs"), Path())
-"""Where recordings are looked for."""
-
-
-def newest() -> list[Path]:
-    """List the recordings here and in ``./runs``, newest first."""
-    found = {
-        path: (path / "recording.json").stat().st_mtime_ns
-        for folder in FOLDERS
-        if folder.is_dir()
-        for path in find_recordings(folder)
-    }
-    return sorted(found, key=lambda path: -found[path])
+__all__ = ["find"]
 
 
 def find(text: str) -> Path:
@@ -36,22 +22,15 @@ def find(text: str) -> Path:
         RecordingError: there is none; the nearest names are listed.
     """
     numbered = re.fullmatch(r"@(\d+)", text)
-    known = newest() if numbered or not Path(text).exists() else []
     if numbered:
-        place = int(numbered[1])
-        if place < len(known):
-            return known[place]
-        if not known:
-            raise RecordingError("there is no recording here or in ./runs\nmake one: tenterhook record SCRIPT")
-        raise RecordingError(
-            f"there is no recording {text}: only {len(known)} here and in ./runs, @0 to @{len(known) - 1}"
-        )
+        return nth_newest(int(numbered[1]))
     path = Path(text)
     if path.exists():
         return path
     for beside in (path.with_name(path.name + ".thk"), Path("runs") / path, Path("runs") / (path.name + ".thk")):
         if beside.exists():
             return beside
+    known = list(newest_recordings())
     names = {str(entry): entry for entry in known}
     near = difflib.get_close_matches(text, [*names, *(entry.name for entry in known)], n=3, cutoff=0.5)
     hint = (

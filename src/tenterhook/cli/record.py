@@ -14,27 +14,82 @@ from typing import Any
 
 import click
 
-from tenterhook.address import Kind
+from tenterhook.address import ROOT, Kind
 from tenterhook.cli.group import Work, verbose_option
+from tenterhook.cli.launch import is_launcher, label_of, with_us_between
 from tenterhook.cli.script import Target
+from tenterhook.errors import SelectionError
+from tenterhook.selection import check_patterns
 
 __all__ = ["command", "find_target"]
 
 _DASHES = "tenterhook.dashes"
+_OURS = "tenterhook.ours"
+
+
+_SHARED = ("--help", "--verbose", "--version")
+"""Options that most programs have: nobody means ours by them behind a script's name."""
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _patterns(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> list[str] | None:
+    for pattern in value:
+        _check_pattern(ctx, param, pattern)
+    return list(value) or None
+
+
+def _check_pattern(ctx: click.Context, param: click.Parameter, pattern: str) -> None:
+    """Refuse what cannot be read before the script starts; whether it matches anything only the script's models can tell."""
+    if not pattern.strip():
+        raise click.BadParameter(
+            f"an empty pattern\nleave it out for all modules; the outermost one is {ROOT}", ctx, param
+        )
+    try:
+        check_patterns(pattern)
+    except SelectionError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def _rates(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> int | dict[str, int]:
+    """Read ``10``, ``head.**=1``: the number alone is for all modules that no pattern says otherwise of."""
+    common: list[int] = []
+    by_pattern: dict[str, int] = {}
+    for text in value:
+        pattern, equals, number = text.rpartition("=")
+        if not (number.isascii() and number.isdigit() and int(number)):
+            raise click.BadParameter(
+                f"{text!r} is no rate\nwrite --every 10, or a rate of their own for some modules: --every 'head.**=1'",
+                ctx,
+                param,
+            )
+        if equals:
+            _check_pattern(ctx, param, pattern)
+            by_pattern[pattern] = int(number)
+        else:
+            common.append(int(number))
+    if len(common) > 1:
+        raise click.BadParameter(
+            f"two rates for all modules: {common[0]} and {common[1]}\na rate for some is written --every 'head.**=1'",
+            ctx,
+            param,
+        )
+    rate = common[0] if common else 1
+    return {"**": rate, **by_pattern} if by_pattern else rate
+
+
 class _RecordCommand(click.Command):
-    """Remembers whether ``--`` stood before the target, which click's parser forgets."""
+    """Remembers whether ``--`` stood before the target, and our own options as they were typed: click's parser forgets both."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
         target = ctx.params.get("target") or ()
-        ctx.meta[_DASHES] = given[: len(given) - len(target)][-1:] == ["--"]
+        before = given[: len(given) - len(target)]
+        ctx.meta[_DASHES] = before[-1:] == ["--"]
+        ctx.meta[_OURS] = before[:-1] if ctx.meta[_DASHES] else before
         return rest
 
 
@@ -43,7 +98,7 @@ class _RecordCommand(click.Command):
     cls=_RecordCommand,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script and record what happens in its models.",
-    epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
+    epilog="Everything after the script (or module) belongs to it, also what looks like options of tenterhook.",
 )
 @click.option(
     "-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]"
@@ -53,29 +108,41 @@ class _RecordCommand(click.Command):
     "--select",
     multiple=True,
     metavar="PATTERN",
+    callback=_patterns,
     help="Modules to record: 'features.*', '**.attn', 'type:Conv2d', '!head'; repeatable.  [default: all]",
 )
 @click.option(
     "--kinds",
     metavar="KIND,...",
     callback=_split,
-    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]",
+    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output; with --tensors also input]",
 )
 @click.option(
     "--stats",
     type=click.Choice(["basic", "none"]),
     default="basic",
     show_default=True,
-    help="Statistics of each tensor.",
+    help="Statistics of each tensor: mean, std, extremes, counts of nan, inf and 0.",
 )
 @click.option(
-    "--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors."
+    "--no-sketch",
+    is_flag=True,
+    help="Leave out the sketch by which recordings can be compared without tensors (256 bytes a value).",
 )
-@click.option("--tensors", is_flag=True, help="Store the tensors themselves.")
+@click.option("--tensors", is_flag=True, help="Store the tensors themselves, inputs too.")
+@click.option("--ops", is_flag=True, help="Record functional calls between modules, too: F.relu, @, flatten.")
 @click.option(
-    "--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record every N-th step.  [default: 1]"
+    "--every",
+    multiple=True,
+    metavar="N",
+    callback=_rates,
+    help="Record every N-th step; 'PATTERN=N' gives some modules a rate of their own, repeatable.  [default: 1]",
 )
-@click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
+@click.option(
+    "--steps",
+    metavar="RANGES",
+    help="Record these steps only: '0:100:10,500' (from, to, by; single ones).  [default: all]",
+)
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -90,23 +157,29 @@ class _RecordCommand(click.Command):
     help="When recording itself fails: go on without it, or stop the script.",
 )
 @click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors of ours.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing of ours unless something is wrong.")
 @click.option("-m", "module", is_flag=True, help="The target is a module, as with python -m.")
-@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGS]...")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE|-- torchrun [ARGS]...")
 @verbose_option
 @click.pass_context
 def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
-    """Run a training script and record what happens in its models.
+    """Run a script and record what happens in its models, forward and backward.
 
-    The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
-    standard error.
+    The script needs no change and notices nothing: its output, exit code and tracebacks are its own (4 is the exit code where it ended
+    well and nothing was recorded). A summary comes at the end, on standard error.
 
     \b
     tenterhook record train.py --lr 3e-4
     tenterhook record --select 'encoder.**' --every 50 -m package.train
+    tenterhook record -- torchrun --nproc-per-node 2 train.py
+
+    Steps are counted from 0. A step ends when an optimizer steps; what runs between two of these, an evaluation for one, belongs to the
+    step before. Where no optimizer ever steps, each call of a model is a step.
     """  # noqa: D301 - click's mark for lines that are not to be filled
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
+    if ctx.meta[_DASHES] and not module and is_launcher(target[0]):
+        return _launch(ctx, target, to)
     if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
         raise click.UsageError(_no_command(target[0]), ctx)
     found = find_target(target[0], target[1:], module=module)
@@ -122,9 +195,30 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     elif restarts.isascii() and restarts.isdigit() and int(restarts):
         to = to.with_name(f"{to.stem}-restart{restarts}{to.suffix}")  # what the processes before have written stays
     options["sketch"] = not options.pop("no_sketch")
-    options["select"] = options["select"] or None
     options["stats"] = None if options["stats"] == "none" else options["stats"]
+    options["misplaced"] = _misplaced(ctx, found)
     return Work("tenterhook.cli.run_record:run", {"target": found, "to": to, **options})
+
+
+def _launch(ctx: click.Context, target: tuple[str, ...], to: Path | None) -> Work:
+    """Have a launcher start this very command in each of its processes."""
+    ours = list(ctx.meta[_OURS])
+    if to is None:
+        if any(word.partition("=")[0] in ("--nnodes", "--nodes") for word in target):
+            raise click.UsageError(
+                "each of several nodes would find a name of its own\nname the directory that they share: "
+                f"tenterhook record --to runs/NAME.thk -- {target[0]} ...",
+                ctx,
+            )
+        ours += ["--to", str(_free_place(label_of(target)))]
+    return Work("tenterhook.cli.launch:run", {"command": with_us_between(target, ours)})
+
+
+def _misplaced(ctx: click.Context, target: Target) -> tuple[str, ...]:
+    """List the arguments of the script that look like options of ours."""
+    ours = {name for param in ctx.command.params for name in param.opts if name.startswith("--")} - set(_SHARED)
+    given = (arg.partition("=")[0] for arg in target.args)
+    return tuple(dict.fromkeys(name for name in given if name in ours))
 
 
 def find_target(name: str, args: tuple[str, ...], *, module: bool) -> Target:
@@ -205,8 +299,10 @@ def _no_script(name: str) -> str:
 
 
 def _no_command(name: str) -> str:
+    if is_launcher(name):
+        return f"there is no script {name!r}\nto record what it starts, write '--' before it: tenterhook record -- {name} ..."
     return (
-        f"{name!r} is a command; only Python scripts and modules can be recorded yet, not the processes that a command starts\n"
+        f"{name!r} is a command; only Python scripts and modules can be recorded, and what torchrun starts\n"
         f"record the script itself: tenterhook record SCRIPT ARGS, or its module: tenterhook record -m MODULE ARGS"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import sys
@@ -16,10 +17,9 @@ import tenterhook
 from tenterhook import stats
 from tenterhook.cli.console import stdout_console
 from tenterhook.cli.envelope import print_json
-from tenterhook.cli.places import newest
 from tenterhook.errors import RecordingError
 from tenterhook.native import CALLS
-from tenterhook.recording import open_recording
+from tenterhook.recording import newest_recordings, open_recording
 from tenterhook.recording.schema import FORMAT_VERSION
 
 __all__ = ["Report", "report", "run"]
@@ -87,7 +87,7 @@ def report() -> Report:
         environment={
             name: os.environ[name] for name in sorted(os.environ) if name in VARIABLES or name.startswith(PREFIXES)
         },
-        recordings=[(str(path), _state(path)) for path in newest()[:_RECENT]],
+        recordings=[(str(path), _state(path)) for path in itertools.islice(newest_recordings(), _RECENT)],
     )
 
 
@@ -127,7 +127,7 @@ def _limits(frameworks: dict[str, str | None]) -> list[str]:
         limits += [
             "torch script modules (torch.jit.script, .trace) take no hooks: record the model they were made of",
             "torch.compile runs eagerly while hooks are on: they are put on before the first call, and slow it down",
-            "functional ops (F.relu, @) are no modules and are not seen between them",
+            "functional calls (F.relu, @) are no modules: they are seen where that is asked for, with --ops or ops=True",
         ]
     if frameworks["mindspore"]:
         limits.append("mindspore in graph mode and under jit takes no hooks: record in PyNative mode")
@@ -138,7 +138,7 @@ def _limits(frameworks: dict[str, str | None]) -> list[str]:
     if sys.platform == "win32":
         limits.append("on Windows a recording of a process that is ended from outside is not closed")
     limits.append(
-        "processes that a script starts itself (torchrun, spawned workers) are not recorded by its own recorder"
+        "processes that a script starts itself (spawned workers) are not recorded; those of torchrun are: record -- torchrun ..."
     )
     return limits
 
@@ -148,7 +148,10 @@ def _state(path: Path) -> str:
         manifest = open_recording(path).manifest
     except RecordingError as error:
         return f"cannot be read: {error}"
-    state = "partial" if manifest.partial else "complete" if manifest.complete else "unfinished"
+    if manifest.complete:
+        state = "partial" if manifest.partial else "stopped" if manifest.error else "complete"
+    else:
+        state = "unfinished"
     return f"{state}, {manifest.steps} steps" + (f", {manifest.note}" if manifest.note else "")
 
 

@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -21,6 +23,7 @@ from tenterhook.script_recorder import ScriptRecorder
 
 __all__ = ["Terminated", "run"]
 
+_USAGE = 2
 _NOTHING = 4
 _FAULT = 70
 
@@ -29,13 +32,14 @@ class Terminated(BaseException):
     """The process was told to end; the message names the signal. Given to the recorder, never raised."""
 
 
-def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoReturn:
+def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str] = (), **options: Any) -> NoReturn:
     """Record a target and leave the process as the target would have.
 
     Args:
         target: what to run.
         to: the directory to write.
         quiet: print neither header nor summary.
+        misplaced: the options among the script's arguments that look like ours.
         options: the recorder's own.
 
     Raises:
@@ -43,7 +47,9 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
         SelectionError: the selection is malformed; the script has not started.
     """
     session = ScriptRecorder(to=to, argv=target.argv, **options)
-    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid())
+    quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
+    who = f"rank {session.rank} of {session.world}" if session.world > 1 else ""
+    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
         for entry in script.shadowed(target):
@@ -51,14 +57,33 @@ def run(*, target: script.Target, to: Path, quiet: bool, **options: Any) -> NoRe
                 close.console,
                 f"{entry} is beside the script, but another module of that name is loaded: the script gets that one",
             )
+        _tell_misplaced(close.console, target, [name for name in misplaced if not _knows(target, name)])
     session.start()
-    with _closed_by_signals(close):
+    with _closed_by_signals(close), _tidy_threads(session.tidy):
         error = script.run(target)
         session.tidy(error)
         script.show_error(error)
         script.wait_for_threads()
         code = close(error)
+    if not quiet and isinstance(error, SystemExit) and error.code == _USAGE:
+        _tell_misplaced(close.console, target, [name for name in misplaced if _knows(target, name)])
     script.leave(error, code)
+
+
+def _knows(target: script.Target, option: str) -> bool:
+    """Whether a script speaks of an option; of a module it is taken for granted, since its parser may be anywhere."""
+    try:
+        return target.module or option.encode() in Path(target.name).read_bytes()
+    except OSError:  # a directory or an archive with a __main__.py
+        return True
+
+
+def _tell_misplaced(console: Console, target: script.Target, options: Sequence[str]) -> None:
+    if options:
+        which = ", ".join(options)
+        print_note(
+            console, f"{which} after {target.name} is the script's own; options of tenterhook go before {target.name}"
+        )
 
 
 @dataclass
@@ -70,13 +95,21 @@ class _Close:
     to: Path
     quiet: bool
     owner: int
+    who: str
     done: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __call__(self, error: BaseException | None) -> int:
         """Give the exit code for a script that ended well."""
-        if self.done or os.getpid() != self.owner:  # a forked child that runs on to the end of the script
+        if os.getpid() != self.owner:  # a forked child that runs on to the end of the script
             return 0
-        self.done = True
+        with self.lock:  # the end of the script waits for a signal's closing, at whose end the process dies
+            if self.done:
+                return 0
+            self.done = True
+            return self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> int:
         try:
             summary = self.close(error)
         except Exception as fault:  # a fault of ours must not take the place of how the script ended
@@ -92,31 +125,61 @@ class _Close:
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
             if self.quiet:
-                print_trouble(self.console, summary, self.to)
+                print_trouble(self.console, summary, self.to, who=self.who)
             else:
-                print_summary(self.console, summary, self.to)
+                print_summary(self.console, summary, self.to, who=self.who)
         return _NOTHING if why_empty(summary) else 0
+
+
+@contextlib.contextmanager
+def _tidy_threads(tidy: Callable[[BaseException | None], None]) -> Iterator[None]:
+    """Show the exceptions that end the script's threads without what recording has brought into their tracebacks.
+
+    A script that says itself how these are shown has its own way.
+    """
+    shown_by = threading.excepthook
+
+    def show(args: threading.ExceptHookArgs) -> None:
+        tidy(args.exc_value)
+        trace = args.exc_traceback if args.exc_value is None else args.exc_value.__traceback__
+        shown_by(threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread)))
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        if threading.excepthook is show:
+            threading.excepthook = shown_by
 
 
 @contextlib.contextmanager
 def _closed_by_signals(close: _Close) -> Iterator[None]:
     """Close the recording when the process is told to end, then let it die by that very signal.
 
-    Signals that the script handles itself, or that are ignored, stay as they are.
+    Signals that the script handles itself, or that are ignored, stay as they are. Another thread does it: what a signal
+    interrupts may hold a lock that closing waits for, or be in the middle of printing.
     """
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
+    came: SimpleQueue[int | None] = SimpleQueue()  # putting into it interrupts nothing that waits for it
+
+    def wait() -> None:
+        number = came.get()
+        if number is not None:
+            close(Terminated(f"ended by {signal.Signals(number).name}"))
+            os.kill(os.getpid(), number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        close(Terminated(f"ended by {signal.Signals(number).name}"))
-        os.kill(os.getpid(), number)
+        came.put(number)
 
     def restore() -> None:
         for number in ours:
             if signal.getsignal(number) is handle:
                 signal.signal(number, signal.SIG_DFL)
 
+    waiting = threading.Thread(target=wait, name="tenterhook-signals", daemon=True)
+    waiting.start()
     for number in ours:
         signal.signal(number, handle)
     if hasattr(os, "register_at_fork"):
@@ -125,3 +188,5 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
         yield
     finally:
         restore()
+        came.put(None)
+        waiting.join()  # where a signal came at the very end, the process dies by it in there

@@ -97,7 +97,7 @@ static void call_failed(Around *self, PyObject *module, PyObject *args, PyObject
         PyObject *done = PyObject_CallFunctionObjArgs(self->failed, module, args, kwargs, error, NULL);
         if (done) Py_DECREF(done);
         else PyErr_Clear(); /* as torch does: the error of the call wins */
-    }
+    } else self->engine->unsure = 1; /* as with hooks, the call stays open until Python finds out */
     PyErr_Restore(kind, error, traceback);
 }
 

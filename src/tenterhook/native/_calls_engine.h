@@ -28,13 +28,14 @@ typedef struct {
     /* where we are */
     PyObject *stack;
     unsigned long ident;
-    long long thread, seq, origin_ns, pass_token;
+    long long thread, seq, origin_ns, pass_token, begun_ns, pause_ns;
     /* rows */
     PyObject *calls, *values, *measured;
     long long serial;
     int64_t call_words[WORDS], value_words[WORDS], dtype_words[DTYPES_KNOWN];
     long long calls_recorded, values_recorded, hook_ns;
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
+    char unsure; /* whether an exception may go past us: there are hooks, or one that hooks do not see has come */
 } Engine;
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
@@ -407,7 +408,7 @@ static PyMemberDef engine_members[] = {
     OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
     OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
-    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(calls_recorded),
+    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
     NUMBER(values_recorded), NUMBER(hook_ns), FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),
     FLAG(wants_grad_output), FLAG(measures), FLAG(plain), {NULL, 0, 0, 0, NULL},
 };

@@ -58,6 +58,7 @@ static void hook_dealloc(PyObject *object)
 static PyObject *before_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Hook *self = (Hook *)object;
+    self->engine->unsure = 1;
     if (PyTuple_Size(args) == 3 && !kwargs) {
         int done = open_call(self->engine, self->place, PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2));
         if (done > 0) Py_RETURN_NONE;

@@ -29,9 +29,12 @@ static int open_call(Engine *self, Place *place, PyObject *module, PyObject *arg
         Py_DECREF(saved);
         if (saved != Py_None) return 0;
     } else if (outer->tracks || (outer->regions != no_regions && PyObject_Size(outer->regions) != 0)) return 0;
+    long long now = now_ns(self), begun = now + self->origin_ns;
+    if (self->unsure && begun - self->begun_ns > self->pause_ns) return 0; /* Python looks at what still runs */
+    self->begun_ns = begun;
     Call *parent = outer->recorded ? outer : (Call *)outer->parent;
     long long seq = self->seq++;
-    Call *call = call_make((PyObject *)place, (PyObject *)parent, seq, outer->step, self->thread, now_ns(self));
+    Call *call = call_make((PyObject *)place, (PyObject *)parent, seq, outer->step, self->thread, now);
     if (!call) return -1;
     call->tracks = (char)tracks;
     int failed = place_begin(place, call) || PyList_Append(self->stack, (PyObject *)call);

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from tenterhook.recording.call import Call, ModuleView
+from tenterhook.recording.call import Call
 from tenterhook.recording.coverage import Coverage
 from tenterhook.recording.manifest import Cost, Git, Manifest, Model
 from tenterhook.recording.memory import MemorySink
-from tenterhook.recording.reader import find_recordings, open_recording
+from tenterhook.recording.reader import find_recordings, newest_recordings, nth_newest, open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.sequences import Samples, TensorSequence
 from tenterhook.recording.sink import Sink
 from tenterhook.recording.value import Nested, Value
+from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
 __all__ = [
@@ -30,5 +31,7 @@ __all__ = [
     "TensorSequence",
     "Value",
     "find_recordings",
+    "newest_recordings",
+    "nth_newest",
     "open_recording",
 ]

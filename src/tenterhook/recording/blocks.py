@@ -28,6 +28,8 @@ _OF_SITE = ("model", "path", "kind", "slot")
 VALUE_ITEMS: tuple[str, ...] = ("row", "site", *(n for n in VALUES.names if n not in _MEASURED and n not in _OF_SITE))
 """The order of the items of a row of values: its number in the block, its site, then what is not measured."""
 
+_NOTE = VALUE_ITEMS.index("note")
+
 
 class Site:
     """What all rows of one place have in common; rows are told apart by the identity of their site."""
@@ -187,9 +189,14 @@ class ValueBlock:
     def batch(self) -> pa.RecordBatch:
         """Build the batch; the block is not to be used afterwards."""
         cells = self._memory[: self.table.used]
-        return pa.record_batch(
-            _arrays(cells, self.table.objects, VALUE_ITEMS, VALUES, self._measured(cells[:, 0])), schema=VALUES
-        )
+        objects = self.table.objects
+        if self.buffer.deferred and (lost := self.buffer.settle()):
+            rows = {row: at for at, row in enumerate(cells[:, 0].tolist())}
+            for row, why in lost.items():
+                if row in rows:
+                    cells[rows[row], _NOTE] = len(objects)
+                    objects = [*objects, why]
+        return pa.record_batch(_arrays(cells, objects, VALUE_ITEMS, VALUES, self._measured(cells[:, 0])), schema=VALUES)
 
     def _measured(self, taken: np.ndarray) -> dict[str, pa.Array]:
         buffer = self.buffer

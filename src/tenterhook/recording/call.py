@@ -1,7 +1,8 @@
-"""One call of one module, and all calls of one module."""
+"""One call of one module."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,14 +10,24 @@ from tenterhook.errors import AmbiguousError, NotRecordedError
 from tenterhook.recording.sequences import TensorSequence
 from tenterhook.recording.value import Value, gather
 
-__all__ = ["Call", "Lookup", "ModuleView", "call_from_row"]
+__all__ = ["Call", "Lookup", "call_from_row"]
 
 
 class Lookup(Protocol):
     """What a call asks of its recording."""
 
-    def calls_of(self, model: str | None, path: str | None) -> list[Call]:
-        """All calls of one module, of every phase, in execution order."""
+    def calls_of(
+        self, model: str | None, path: str | None, phase: str | None = None, step: int | None = None
+    ) -> Sequence[Call]:
+        """The calls of one module, of every phase or of one, in all steps or in one, in execution order."""
+        ...
+
+    def related(self, call: Call) -> list[Call]:
+        """The backward calls of a forward call, or the forward call of another."""
+        ...
+
+    def loose_of(self, model: str | None, path: str | None, kind: str) -> dict[int, list[Value]]:
+        """The values of one module that belong to no call, those of its parameters: step -> values."""
         ...
 
     def values_of(self, call: Call) -> list[Value]:
@@ -114,7 +125,7 @@ class Call:
         found = [value for value in self.values if value.kind == kind]
         if found:
             return found
-        related = [other for other in self.lookup.calls_of(self.model, self.path) if self._is_related(other)]
+        related = self.lookup.related(self)
         having = [found for other in related if (found := [value for value in other.values if value.kind == kind])]
         if len(having) > 1:
             raise AmbiguousError(
@@ -127,13 +138,6 @@ class Call:
                 f"no {kind} was recorded for {self.address}, only {kinds}; record(..., kinds=...) says what to record"
             )
         return having[0]
-
-    def _is_related(self, other: Call) -> bool:
-        if other.rank != self.rank:
-            return False
-        if self.phase == "forward":
-            return other.phase == "backward" and other.forward == self.seq
-        return self.forward is not None and other.phase == "forward" and other.seq == self.forward
 
     @property
     def address(self) -> str:
@@ -168,98 +172,3 @@ def call_from_row(row: dict[str, Any], lookup: Lookup) -> Call:
         source=row["source"],
         lookup=lookup,
     )
-
-
-@dataclass(frozen=True, repr=False)
-class ModuleView:
-    """All that was recorded of one module.
-
-    `view.output`, `.input`, `.grad_output` and `.grad_input` give the value when the module was called once; otherwise
-    choose a
-    call: `view.calls[1].output`.
-
-    Attributes:
-        model: name of the outermost module.
-        path: path of the module.
-    """
-
-    model: str | None
-    path: str
-    lookup: Lookup = field(compare=False)
-
-    @property
-    def calls(self) -> list[Call]:
-        """Its forward calls, in execution order."""
-        return [call for call in self.lookup.calls_of(self.model, self.path) if call.phase == "forward"]
-
-    @property
-    def backward_calls(self) -> list[Call]:
-        """Its backward calls, in execution order."""
-        return [call for call in self.lookup.calls_of(self.model, self.path) if call.phase == "backward"]
-
-    @property
-    def output(self) -> Any:
-        """What it returned, when it was called once."""
-        return self._only("output")
-
-    @property
-    def input(self) -> Any:
-        """What it was given, by parameter name, when it was called once."""
-        return self._only("input")
-
-    @property
-    def grad_output(self) -> Any:
-        """The gradient of its output, when it was called once."""
-        return self._only("grad_output")
-
-    @property
-    def grad_input(self) -> Any:
-        """The gradient of its input, when it was called once."""
-        return self._only("grad_input")
-
-    @property
-    def outputs(self) -> TensorSequence:
-        """Its stored outputs over all steps and calls, each read when asked for."""
-        return self.tensors("output")
-
-    @property
-    def inputs(self) -> TensorSequence:
-        """Its stored inputs over all steps and calls, each read when asked for."""
-        return self.tensors("input")
-
-    @property
-    def grad_outputs(self) -> TensorSequence:
-        """Its stored output gradients over all steps and calls, each read when asked for."""
-        return self.tensors("grad_output")
-
-    def tensors(self, kind: str, slot: str | None = None) -> TensorSequence:
-        """Give the stored tensors of a kind over all steps and calls.
-
-        Args:
-            kind: `output`, `grad_output`, `input`, ...
-            slot: which part of a nested value; may be left out where there is one.
-
-        Raises:
-            NotRecordedError: no tensor of that kind was stored.
-            AmbiguousError: the value is nested and no slot was named.
-        """
-        return self.lookup.sequence(self.model, self.path, kind, slot)
-
-    def _only(self, kind: str) -> Any:
-        calls = self.calls
-        name = self.path or "(root)"
-        if len(calls) > 1:
-            raise AmbiguousError(
-                f"{name} was called {len(calls)} times in this recording, so .{kind} could be any of {len(calls)}; "
-                f"choose one: .calls[0].{kind} to .calls[{len(calls) - 1}].{kind}"
-            )
-        if not calls:
-            raise NotRecordedError(f"no call of {name} was recorded, so it has no {kind}; recording.coverage says why")
-        return calls[0].value(kind)
-
-    def __repr__(self) -> str:
-        calls = self.calls
-        kind = calls[0].type if calls else None
-        lines = [f"{self.path or '(root)'} {kind or ''}: {len(calls)} calls"]
-        lines += [f"  {value!r}" for call in calls[:3] for value in call.values]
-        return "\n".join(lines + (["  ..."] if len(calls) > 3 else []))

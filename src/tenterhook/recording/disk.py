@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
-from tenterhook.recording.files import RankFiles, first_line, plain_file, rank_files, reading
+from tenterhook.recording.buckets import Buckets, Summary
+from tenterhook.recording.files import RankFiles, part_number, plain_file, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, read_schema, with_rank
+from tenterhook.recording.nonfinite import first_in_files, first_in_rows
+from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
+from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, read_schema, with_rank
+from tenterhook.recording.tail import StreamTail
 from tenterhook.recording.target import RANK_FOLDER
 from tenterhook.recording.tensors import TensorStore
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["DiskSource", "read_part"]
+__all__ = ["DiskSource"]
 
 _MAX_MANIFEST = 16 << 20
+_ALL = -1  # of a part that is finished and has been read
 _TRIES = 20  # times to look again when a stream became Parquet under our eyes
 
 
@@ -37,18 +40,32 @@ class DiskSource:
         if not path.is_dir():
             raise RecordingError(f"{path} is a file; a recording is a directory (NAME.thk)")
         self._path = path
-        self._folders = _rank_folders(path)
-        self._manifests = _manifests(path, self._folders)
-        if ranks is not None:
-            missing = [rank for rank in ranks if rank not in self._folders]
-            if missing:
-                raise RecordingError(f"{path} has no rank {missing[0]}; it has {_span(sorted(self._folders))}")
-            self._folders = {rank: self._folders[rank] for rank in sorted(set(ranks))}
-        self._manifest = _merge(self._manifests, len(self._folders) if ranks is None else None)
+        self._wanted = ranks
         self._version = 0
         self._notes: dict[str, str] = {}
         self._check = check
-        self._look()
+        self._checked: set[Path] = set()
+        self._stores: dict[int, TensorStore] = {}
+        self._tails: dict[Path, StreamTail] = {}
+        self._known: dict[Path, Summary] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the manifests again, and look which files there are.
+
+        Raises:
+            RecordingError: a manifest or a finished file is damaged.
+        """
+        folders = _rank_folders(self._path)
+        manifests = _manifests(self._path, folders)
+        if self._wanted is not None:
+            missing = [rank for rank in self._wanted if rank not in folders]
+            if missing:
+                raise RecordingError(f"{self._path} has no rank {missing[0]}; it has {_span(sorted(folders))}")
+            folders = {rank: folders[rank] for rank in sorted(set(self._wanted))}
+        self._folders = folders
+        self._manifest = _merge(manifests, len(folders) if self._wanted is None else None)
+        self.look()
 
     @property
     def notes(self) -> list[str]:
@@ -95,8 +112,100 @@ class DiskSource:
                 parts = [self._rank_table(files, name, columns, filters) for files in self._files]
                 return _joined(parts, name, columns)
             except FileNotFoundError:
-                self._look()  # a stream became Parquet between looking and reading
-        raise RecordingError(f"{self._path} changes faster than it can be read; try again")
+                self.look()  # a stream became Parquet between looking and reading
+        raise self._too_fast()
+
+    def module_rows(self, name: str, module: Module, mark: Any) -> tuple[pa.Table, Any]:
+        """Give the rows of one module that have come since a mark, and the new mark: how many rows each part has given.
+
+        Finished parts are read once; of streams, each batch.
+        """
+        seen: dict[tuple[int, int], int] = {} if mark is None else mark
+        for _ in range(_TRIES):
+            try:
+                return self._fresh_rows(name, module, seen)
+            except FileNotFoundError:
+                self.look()
+        raise self._too_fast()
+
+    def _fresh_rows(
+        self, name: str, module: Module, seen: dict[tuple[int, int], int]
+    ) -> tuple[pa.Table, dict[tuple[int, int], int]]:
+        now, found = dict(seen), []
+        for files in self._files:
+            rows = []
+            for path in (*files.parquet[name], *files.streams[name]):
+                part = files.rank, part_number(path)
+                taken = now.get(part, 0)
+                if taken == _ALL:
+                    continue
+                if path.suffix == ".parquet":
+                    fresh = parquet_rows(path, name, None, {"model": module[0], "path": module[1]}).slice(taken)
+                    now[part] = _ALL
+                else:
+                    fresh = pa.Table.from_batches(self._tail(path, name).buckets.after(module, taken), WRITTEN[name])
+                    now[part] = taken + len(fresh)
+                rows.append(fresh)
+            if rows:
+                found.append(with_rank(pa.concat_tables(rows), files.rank))
+        return _joined(found, name, None), now
+
+    def _tail(self, path: Path, name: str) -> StreamTail:
+        tail = self._tails.setdefault(path, StreamTail(path, name))
+        tail.read_on()
+        if tail.note is not None:
+            self._notes[str(path)] = tail.note
+        return tail
+
+    def seen(self) -> list[Module]:
+        """Give the modules that have rows in `calls`: rank after rank, in the order of their first call."""
+        return [module for part in self._summaries("calls") for module in part.modules]
+
+    def steps(self) -> list[int]:
+        """Give the steps of which there are rows, in order."""
+        found: set[int] = set()
+        for name in ("calls", "values"):
+            found.update(*(part.steps for part in self._summaries(name)))
+        return sorted(found)
+
+    def _summaries(self, name: str) -> list[Summary | Buckets]:
+        """Say of each part which steps and modules it holds; of finished ones that is read once."""
+        for _ in range(_TRIES):
+            try:
+                return [self._summary(path, name) for files in self._files
+                        for path in (*files.parquet[name], *files.streams[name])]  # fmt: skip
+            except FileNotFoundError:
+                self.look()
+        raise self._too_fast()
+
+    def _summary(self, path: Path, name: str) -> Summary | Buckets:
+        if path.suffix == ".arrows":
+            return self._tail(path, name).buckets
+        if path not in self._known:
+            buckets = Buckets()
+            columns = ["seq", "step", "model", "path"]
+            for batch in parquet_rows(path, name, columns, None).to_batches():
+                buckets.add(batch)
+            self._known[path] = Summary(buckets.steps, buckets.modules)
+        return self._known[path]
+
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values`, by step, event and rank, that counts a NaN or an infinity; None without one."""
+        for _ in range(_TRIES):
+            try:
+                return self._first_nonfinite()
+            except FileNotFoundError:
+                self.look()
+        raise self._too_fast()
+
+    def _first_nonfinite(self) -> dict[str, Any] | None:
+        parquet = {plain_file(path): files.rank for files in self._files for path in files.parquet["values"]}
+        found = [first_in_files(parquet)]
+        for files in self._files:
+            for path in files.streams["values"]:
+                found.append(first_in_rows(stream_rows(path, "values", self._notes), files.rank))
+        first = min((one for one in found if one is not None), key=lambda one: one[:3], default=None)
+        return None if first is None else with_rank(first.row, first.rank).to_pylist()[0]
 
     def has_tensor(self, key: str, rank: int) -> bool:
         """Say whether a tensor is stored."""
@@ -123,6 +232,7 @@ class DiskSource:
             query.make_view(connection, name, paths, rows)
             allowed += paths
         connection.register("modules", self.table("modules"))
+        query.make_merged(connection)
         query.lock(connection, allowed)
         return connection
 
@@ -134,25 +244,32 @@ class DiskSource:
                     for name in ("calls", "values")
                 }
             except FileNotFoundError:
-                self._look()
-        raise RecordingError(f"{self._path} changes faster than it can be read; try again")
+                self.look()
+        raise self._too_fast()
 
-    def _look(self) -> None:
+    def _too_fast(self) -> RecordingError:
+        return RecordingError(f"{self._path} changes faster than it can be read; try again")
+
+    def look(self) -> None:
+        """Look which files there are; what has been read of them before is kept."""
         self._files = [rank_files(folder, rank) for rank, folder in sorted(self._folders.items())]
         if self._check:
             for path in (path for files in self._files for paths in files.parquet.values() for path in paths):
-                _check_ends(path)
-        self._stores = {
-            files.rank: TensorStore(files.folder, files.shards, finished=self._manifest.complete)
-            for files in self._files
-        }
+                if path not in self._checked:
+                    check_ends(path)
+                    self._checked.add(path)
+        for files in self._files:
+            store = self._stores.setdefault(files.rank, TensorStore(files.folder))
+            store.look(files.shards, finished=self._manifest.complete)
+        streams = {path for files in self._files for paths in files.streams.values() for path in paths}
+        self._tails = {path: tail for path, tail in self._tails.items() if path in streams}
         self._version += 1
 
     def _rank_table(self, files: RankFiles, name: str, columns: list[str] | None, filters: Filters | None) -> pa.Table:
         inner = None if columns is None else [column for column in columns if column != "rank"]
-        parts = [_parquet(path, name, inner, filters) for path in files.parquet[name]]
+        parts = [parquet_rows(path, name, inner, filters) for path in files.parquet[name]]
         if files.streams[name]:
-            loose = pa.concat_tables([_stream(path, name, self._notes) for path in files.streams[name]])
+            loose = pa.concat_tables([stream_rows(path, name, self._notes) for path in files.streams[name]])
             parts.append(filtered(loose, inner, filters))
         if not parts:
             parts = [filtered(WRITTEN[name].empty_table(), inner, None)]
@@ -164,10 +281,7 @@ class DiskSource:
         for files in self._files:
             path = files.folder / "modules.parquet"
             if path.exists():
-                with reading(path):
-                    tables.append(
-                        pq.read_table(str(plain_file(path)), columns=WRITTEN["modules"].names).cast(WRITTEN["modules"])
-                    )
+                tables.append(small_table(path, WRITTEN["modules"]))
         if len(tables) < 2:
             return tables[0] if tables else WRITTEN["modules"].empty_table()
         return _merge_modules(tables)
@@ -218,93 +332,8 @@ def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
     return "; ".join(f"rank {rank}: {words}" for rank, words in told if words) or None
 
 
-def read_part(path: Path, name: str) -> pa.Table:
-    """Read one file of a table: Parquet, or what is whole of a stream.
-
-    Raises:
-        RecordingError: it is damaged.
-    """
-    if path.suffix == ".arrows":
-        return _stream(path, name)
-    _check_ends(path)
-    return _parquet(path, name, None, None)
-
-
-def _check_ends(path: Path) -> None:
-    # Parquet keeps its table of contents at the end: a truncated file is known by it without being read.
-    with reading(path), plain_file(path).open("rb") as file:
-        start = file.read(4)
-        file.seek(-min(4, path.stat().st_size), os.SEEK_END)
-        if start != b"PAR1" or file.read(4) != b"PAR1":
-            raise RecordingError(
-                f"{path} is truncated or is not Parquet; the other files of the recording may still be whole"
-            )
-
-
-def _parquet(path: Path, name: str, columns: list[str] | None, filters: Filters | None) -> pa.Table:
-    schema = WRITTEN[name]
-    with reading(path):
-        source = ds.dataset(str(path), schema=schema, format="parquet")
-        present = set(next(iter(source.get_fragments())).physical_schema.names)
-        if missing := [column for column in schema.names if column not in present]:
-            raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
-        needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
-        condition = None
-        for column, wanted in (filters or {}).items():
-            test = ds.field(column).is_null() if wanted is None else ds.field(column) == wanted
-            condition = test if condition is None else condition & test
-        table = source.to_table(columns=needed, filter=condition)
-        for column in table.column_names:
-            if not schema.field(column).nullable and table[column].null_count:
-                raise RecordingError(f"{path} is damaged: its column {column} has rows without a value")
-            _check_text(table[column])
-        return table if columns is None else table.select(columns)
-
-
-def _check_text(column: pa.ChunkedArray) -> None:
-    """Refuse text that is none: Parquet's reader hands damaged bytes on as they are."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        for chunk in column.chunks:
-            chunk.dictionary.validate(full=True)
-    elif pa.types.is_string(kind):
-        column.validate(full=True)
-
-
-def _stream(path: Path, name: str, notes: dict[str, str] | None = None) -> pa.Table:
-    """Read the complete batches of a stream; what follows them was cut off, or is being written, and is noted."""
-    schema = WRITTEN[name]
-    batches: list[pa.RecordBatch] = []
-    size = plain_file(path).stat().st_size
-    good = 0
-    if size:
-        # Mapped, so that a declared size is compared with the file and never allocated.
-        with reading(path), pa.memory_map(str(path)) as file:
-            try:
-                reader = pa.ipc.open_stream(file)
-                if reader.schema.names != schema.names:
-                    raise RecordingError(f"{path} is damaged: its columns are not those of {name}")
-                while True:
-                    good = file.tell()
-                    batch = reader.read_next_batch()
-                    batch.validate(full=True)
-                    batches.append(batch)
-            except StopIteration:
-                good = size
-            except (pa.ArrowException, OSError) as error:
-                _note(notes, path, f"its last {size - good} of {size} bytes hold no whole batch ({first_line(error)})")
-    with reading(path):
-        table = pa.Table.from_batches(batches, batches[0].schema) if batches else schema.empty_table()
-        return table.unify_dictionaries().cast(schema)
-
-
-def _note(notes: dict[str, str] | None, path: Path, words: str) -> None:
-    if notes is not None:
-        notes[str(path)] = f"{path.name}: {words}"
-
-
 def _streams(files: RankFiles, name: str, notes: dict[str, str]) -> pa.Table:
-    tables = [_stream(path, name, notes) for path in files.streams[name]]
+    tables = [stream_rows(path, name, notes) for path in files.streams[name]]
     return with_rank(pa.concat_tables(tables) if tables else WRITTEN[name].empty_table(), files.rank)
 
 

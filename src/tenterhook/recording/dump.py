@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tenterhook.errors import RecordingError
-from tenterhook.recording.disk import DiskSource, read_part
+from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.files import RankFiles
+from tenterhook.recording.parts import read_part
 from tenterhook.recording.tensors import shard_entries
 
 __all__ = ["dump"]

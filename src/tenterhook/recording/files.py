@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tenterhook.errors import RecordingError
 
-__all__ = ["RankFiles", "first_line", "plain_file", "rank_files", "reading"]
+__all__ = ["RankFiles", "first_line", "part_number", "plain_file", "rank_files", "reading"]
 
 _PART = re.compile(r"(calls|values)-(\d{5,9})\.(arrows|parquet)")
 _SHARD = re.compile(r"tensors-(\d{5,9})\.safetensors(\.part)?")
@@ -57,6 +57,11 @@ def rank_files(folder: Path, rank: int) -> RankFiles:
     for (table, _), path in sorted(parts.items()):
         (files.parquet if path.suffix == ".parquet" else files.streams)[table].append(path)
     return files
+
+
+def part_number(path: Path) -> int:
+    """Give the number of a part: 3 of `values-00003.parquet`."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def plain_file(path: Path) -> Path:

@@ -93,10 +93,13 @@ class Manifest(msgspec.Struct, kw_only=True):
         select: the selection, as text.
         kinds: the kinds recorded.
         tensors: which tensors were stored, as text: `false`, `true` or a selection.
+        options: what else was asked for and changes the rows, by the names of `tenterhook.record`: `stats`, `sketch`, `every`,
+            `steps`, `ops`, `recompute`, `scaler` (whether there was one), `tensors_dtype`, `fused`.
         environment: values of the environment variables that are on our list, and nothing else of the environment.
         started: start of the recording, UTC, ISO 8601.
         ended: end of the recording, None while it runs.
-        steps: number of steps recorded.
+        steps: number of steps that ran while it was made.
+        steps_recorded: of how many of them something was recorded (`every=`, `steps=`); None where that is not known.
         cost: what it cost.
         edits: what :func:`tenterhook.edit` did to the model meanwhile: kind, selection, value, where and how often.
         told: what was changed for the recording's time so that hooks see everything, as sentences.
@@ -123,10 +126,12 @@ class Manifest(msgspec.Struct, kw_only=True):
     select: str | None = None
     kinds: list[str] = []
     tensors: str | None = None
+    options: dict[str, Any] = {}
     environment: dict[str, str] = {}
     started: str | None = None
     ended: str | None = None
     steps: int = 0
+    steps_recorded: int | None = None
     cost: Cost = msgspec.field(default_factory=Cost)
     edits: list[dict[str, Any]] = []
     told: list[str] = []

@@ -7,6 +7,7 @@ record to disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,30 @@ import pyarrow as pa
 
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
+from tenterhook.recording.buckets import Buckets
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.nonfinite import first_in_rows
 from tenterhook.recording.schema import MODULES
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, filtered, with_rank
+from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, with_rank
+from tenterhook.recording.value import STALE
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["MemorySink"]
+__all__ = ["Alias", "MemorySink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A tensor that was stored without a copy.
+
+    Attributes:
+        tensor: shares its memory with what the program goes on to use.
+        is_stale: says whether it was changed since it was stored.
+    """
+
+    tensor: Any
+    is_stale: Callable[[], bool]
 
 
 class MemorySink:
@@ -41,6 +58,8 @@ class MemorySink:
         self._lock = RLock()
         self._batches: dict[str, list[pa.RecordBatch]] = {"calls": [], "values": []}
         self._tables: dict[str, tuple[int, pa.Table]] = {}
+        self._buckets = {"calls": Buckets(), "values": Buckets()}
+        self._bucketed = {"calls": 0, "values": 0}  # batches that are in them
         self._modules: pa.Table | None = None
         self._tensors: dict[str, Any] = {}
         self._version = 0
@@ -57,7 +76,7 @@ class MemorySink:
         self._append("values", batch)
 
     def write_tensor(self, key: str, tensor: Any) -> bool:
-        """Keep a tensor, of whatever framework, as it is; True, since memory has no budget."""
+        """Keep a tensor, of whatever framework, as it is, or an `Alias` of one; True, since memory has no budget."""
         with self._lock:
             self._tensors[key] = tensor
         return True
@@ -128,32 +147,75 @@ class MemorySink:
         self._drain()
         return filtered(self._whole(name), columns, filters)
 
+    def module_rows(self, name: str, module: Module, mark: Any) -> tuple[pa.Table, Any]:
+        """Give the rows of one module that have come since a mark, and the new mark: the number of its rows."""
+        seen = 0 if mark is None else mark
+        with self._lock:
+            batches = self._sorted(name).after(module, seen)
+        rows = pa.Table.from_batches(batches, WRITTEN[name])
+        return with_rank(rows, self._rank), seen + len(rows)
+
+    def seen(self) -> list[Module]:
+        """Give the modules that have rows in `calls`, in the order in which they were met."""
+        self._drain()
+        with self._lock:
+            return self._sorted("calls").modules
+
+    def steps(self) -> list[int]:
+        """Give the steps of which there are rows, in order."""
+        self._drain()
+        with self._lock:
+            return sorted(self._sorted("calls").steps | self._sorted("values").steps)
+
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values` that counts a NaN or an infinity; None without one."""
+        found = first_in_rows(self.table("values"), self._rank)
+        return None if found is None else found.row.to_pylist()[0]
+
     def has_tensor(self, key: str, rank: int) -> bool:
-        """Say whether a tensor is stored."""
-        return key in self._tensors
+        """Say whether a tensor is stored, as it was when it was seen."""
+        return key in self._tensors and not self.is_stale(key)
+
+    def is_stale(self, key: str) -> bool:
+        """Say whether a tensor was stored without a copy, and was changed later."""
+        stored = self._tensors.get(key)
+        return isinstance(stored, Alias) and stored.is_stale()
 
     def tensor(self, key: str, rank: int) -> Any:
         """Give a stored tensor, the very object that was stored.
 
         Raises:
-            NotRecordedError: there is none of that key.
+            NotRecordedError: there is none of that key, or it was changed later.
         """
         try:
-            return self._tensors[key]
+            stored = self._tensors[key]
         except KeyError:
             raise NotRecordedError(f"no tensor {key!r} is in this recording") from None
+        if not isinstance(stored, Alias):
+            return stored
+        if stored.is_stale():
+            raise NotRecordedError(f"tensor {key!r} was {STALE}")
+        return stored.tensor
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with the three tables in it and nothing else in reach."""
         connection = query.new_connection()
         for name in TABLES:
             connection.register(name, self.table(name))
+        query.make_merged(connection)
         query.lock(connection, [])
         return connection
 
     def _drain(self) -> None:
         if self.before_read is not None and not self._closed:
             self.before_read()
+
+    def _sorted(self, name: str) -> Buckets:
+        # When asked and not when written: recording pays nothing for it.
+        for batch in self._batches[name][self._bucketed[name] :]:
+            self._buckets[name].add(batch)
+        self._bucketed[name] = len(self._batches[name])
+        return self._buckets[name]
 
     def _whole(self, name: str) -> pa.Table:
         with self._lock:

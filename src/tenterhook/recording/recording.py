@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError
+from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError
 from tenterhook.recording import converters, query
-from tenterhook.recording.call import Call, ModuleView, call_from_row
+from tenterhook.recording.call import Call, call_from_row
 from tenterhook.recording.coverage import Coverage, coverage_of
 from tenterhook.recording.disk import DiskSource
+from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
+from tenterhook.recording.naming import look_up
 from tenterhook.recording.sequences import Place, TensorSequence
-from tenterhook.recording.source import TABLES, Filters, Source, filtered
-from tenterhook.recording.value import Value, value_from_row
+from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
+from tenterhook.recording.value import STALE, Value, value_from_row
+from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ class Recording:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._version = -1
-        self._cache: dict[tuple[Any, ...], Any] = {}
+        self._cache: dict[str, Any] = {}
+        self._indices: dict[Module, ModuleIndex] = {}
         self._connection: DuckDBPyConnection | None = None
         self._lock = Lock()
 
@@ -86,14 +90,26 @@ class Recording:
         """The processes that wrote it."""
         return self._source.ranks
 
-    def table(self, name: str) -> pa.Table:
+    def refresh(self) -> None:
+        """Look again at a recording that is being written: which files there are, and whether it is finished.
+
+        What is asked for afterwards is answered with all that had come by now. A live recording in memory always is.
+
+        Raises:
+            RecordingError: it is damaged.
+        """
+        if isinstance(self._source, DiskSource):
+            self._source.refresh()
+
+    def table(self, name: str = "") -> pa.Table:
         """Give a whole table: `calls`, `values` or `modules`, the first two with a column `rank`.
 
         Raises:
             RecordingError: there is no such table, or a file of it is damaged.
         """
         if name not in TABLES:
-            raise RecordingError(f"there is no table {name!r} in a recording; the tables are {', '.join(TABLES)}")
+            asked = f"there is no table {name!r} in a recording" if name else "table() needs a name"
+            raise RecordingError(f"{asked}; the tables are {', '.join(TABLES)}")
         return self._source.table(name)
 
     def merged(self, path: str | None = None, *, kind: str | None = None, step: int | None = None) -> pa.Table:
@@ -122,6 +138,8 @@ class Recording:
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
 
+        The view `merged` is `values` with the shards of a tensor put together, as the method `merged` does it.
+
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
@@ -136,6 +154,17 @@ class Recording:
             finally:
                 if connection is not self._connection:
                     connection.close()
+
+    def first_nonfinite(self) -> Value | None:
+        """Give the first value with a NaN or an infinity in it, by step, event and rank; None where all are finite.
+
+        Of finished files only what can hold it is read, which makes it quick for millions of rows.
+
+        Raises:
+            RecordingError: a file is damaged.
+        """
+        row = self._source.first_nonfinite()
+        return None if row is None else value_from_row(row, self._source)
 
     def order(self) -> list[Call]:
         """Give all calls in execution order, forward and backward; ranks one after the other."""
@@ -170,32 +199,34 @@ class Recording:
         """
         return self._source.tensor(key, self.ranks[0] if rank is None else rank)
 
-    def __getitem__(self, path: str) -> ModuleView:
-        """Give one module: `recording["features.11"]`, `recording["Net/conv1"]`, `recording[""]` for the root.
+    def __getitem__(self, path: str) -> ModuleView | Any:
+        """Give one module, `recording["features.11"]`, `["Net/conv1"]`, `[""]` for the root; or what an address names.
+
+        Addresses are taken as they are printed: `recording["conv1#0@3"]` is the module in that call,
+        `recording["conv1:output#0@3"]` the value.
 
         Raises:
-            NotRecordedError: there is no such module; the nearest names are listed.
+            NotRecordedError: there is no such module, or no such value; the nearest names are listed.
+            AmbiguousError: several values are called so.
+            SelectionError: the address is malformed.
         """
-        known = set(self.paths)
-        wanted = path.removesuffix("(root)")
-        model, slash, rest = wanted.partition("/")
-        if slash and (model, rest) in known:
-            return ModuleView(model, rest, self)
-        having = [name for name in self.models if (name, wanted) in known]
-        if having:
-            return ModuleView(having[0], wanted, self)
-        if wanted in self.models:
-            return ModuleView(wanted, "", self)
-        raise NotRecordedError(self._unknown(path))
+        return look_up(path, self.models, self._cached("known", lambda: dict.fromkeys(self.paths)), self)
 
     def __contains__(self, path: object) -> bool:
-        try:
-            return isinstance(path, str) and bool(self[path])
-        except NotRecordedError:
+        if not isinstance(path, str):
             return False
+        try:
+            self[path]
+        except (NotRecordedError, SelectionError):
+            return False
+        except AmbiguousError:
+            return True  # more than one
+        return True
 
-    __hash__ = object.__hash__
-    __iter__ = None  # a recording is not a sequence: for call in recording.order()
+    def __iter__(self) -> Iterator[Any]:
+        raise RecordingError(
+            "a recording is not a sequence; go through recording.order() for its calls, recording.paths for its modules"
+        )
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Recording:
         """Write the recording to a directory, tensors included; gives this recording.
@@ -215,6 +246,9 @@ class Recording:
         for batch in self._source.table("calls").drop_columns(["rank"]).to_batches():
             sink.write_calls(batch)
         values = self._source.table("values").drop_columns(["rank"])
+        stale = [key for key in values["tensor"].drop_null().to_pylist() if not self._source.has_tensor(key, ranks[0])]
+        if stale and self.path is None:
+            values = _without(values, stale)
         for key in dict.fromkeys(values["tensor"].drop_null().to_pylist()):
             sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
         for batch in values.to_batches():
@@ -236,14 +270,26 @@ class Recording:
 
     # what calls and modules ask (see call.Lookup)
 
-    def calls_of(self, model: str | None, path: str | None) -> list[Call]:
-        """Give all calls of one module, of every phase, in execution order."""
-        return self._cached(("calls", model, path), lambda: self._read_calls(model, path))
+    def calls_of(
+        self, model: str | None, path: str | None, phase: str | None = None, step: int | None = None
+    ) -> Sequence[Call]:
+        """Give the calls of one module, of every phase or of one, in all steps or in one, in execution order."""
+        return self._index(model, path).calls(phase, step)
+
+    def related(self, call: Call) -> list[Call]:
+        """Give the backward calls of a forward call, or the forward call of another."""
+        return self._index(call.model, call.path).related(call)
 
     def values_of(self, call: Call) -> list[Value]:
         """Give the values that belong to one row of calls, in the order in which they were seen."""
-        index = self._cached(("values", call.model, call.path), lambda: self._read_values(call.model, call.path))
-        return index.get((call.rank, call.seq), [])
+        return self._index(call.model, call.path).values(call)
+
+    def loose_of(self, model: str | None, path: str | None, kind: str) -> dict[int, list[Value]]:
+        """Give the values of one module that belong to no call, those of its parameters: step -> values."""
+        return self._index(model, path).loose(kind)
+
+    def _index(self, model: str | None, path: str | None) -> ModuleIndex:
+        return self._indices.setdefault((model, path), ModuleIndex((model, path), self._source, self))
 
     def sequence(self, model: str | None, path: str | None, kind: str, slot: str | None) -> TensorSequence:
         """Give the stored tensors of one kind of one module over all steps and calls."""
@@ -267,20 +313,7 @@ class Recording:
         stored = [row for row in rows if self._source.has_tensor(row[0], row[1])]
         return TensorSequence([Place(*row) for row in stored], self._source)
 
-    def _read_calls(self, model: str | None, path: str | None) -> list[Call]:
-        table = self._source.table("calls", None, {"model": model, "path": path})
-        table = table.sort_by([("rank", "ascending"), ("seq", "ascending")])
-        return [call_from_row(row, self) for row in table.to_pylist()]
-
-    def _read_values(self, model: str | None, path: str | None) -> dict[tuple[int, int], list[Value]]:
-        table = self._source.table("values", None, {"model": model, "path": path}).sort_by("seq")
-        index: dict[tuple[int, int], list[Value]] = {}
-        for row in table.to_pylist():
-            if row["call_seq"] is not None:
-                index.setdefault((row["rank"], row["call_seq"]), []).append(value_from_row(row, self._source))
-        return index
-
-    def _cached(self, key: Any, make: Any) -> Any:
+    def _cached(self, key: str, make: Callable[[], Any]) -> Any:
         version = self._source.version
         if version != self._version:
             self._cache, self._version = {}, version
@@ -289,13 +322,10 @@ class Recording:
         return self._cache[key]
 
     def _find_steps(self) -> list[int]:
-        if self.path is not None:  # may be large: the files are read where they lie
-            sql = "SELECT step FROM calls UNION SELECT step FROM values ORDER BY step"
-            return self.query(sql)["step"].to_pylist()
-        found: set[int] = set()
-        for name in ("calls", "values"):
-            found.update(self._source.table(name, ["step"])["step"].unique().to_pylist())
-        return sorted(found)
+        if self.path is None or not self.manifest.complete:
+            return self._source.steps()
+        # It may be large: the files are read where they lie.
+        return self.query("SELECT step FROM calls UNION SELECT step FROM values ORDER BY step")["step"].to_pylist()
 
     def _find_models(self) -> list[str]:
         modules = self._source.table("modules", ["model", "parameters"])
@@ -317,23 +347,20 @@ class Recording:
         return self._cached("seen", self._find_seen)
 
     def _find_seen(self) -> list[tuple[str, str]]:
-        if self.path is not None:
+        if self.path is None or not self.manifest.complete:
+            seen = self._source.seen()
+        else:
             rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
-            return [(row["model"] or "", row["path"] or "") for row in rows]
-        calls = self._source.table("calls", ["model", "path"])
-        calls = calls.set_column(0, "model", calls["model"].cast(pa.string()))
-        calls = calls.set_column(1, "path", calls["path"].cast(pa.string()))
-        unique = calls.group_by(["model", "path"], use_threads=False).aggregate([]).to_pylist()
-        return [(row["model"] or "", row["path"] or "") for row in unique]
+            seen = [(row["model"], row["path"]) for row in rows]
+        return list(dict.fromkeys((model or "", path or "") for model, path in seen))
 
-    def _unknown(self, path: str) -> str:
-        several = len(self.models) > 1
-        names = [f"{model}/{name or '(root)'}" if several else name or "(root)" for model, name in self.paths]
-        bare = [name or "(root)" for _, name in self.paths]
-        near = difflib.get_close_matches(path, list(dict.fromkeys([*names, *bare])), n=5, cutoff=0.5)
-        if near:
-            return f"no module {path!r} is in this recording; the nearest are {', '.join(near)}"
-        if not names:
-            return f"no module {path!r} is in this recording: it holds no calls"
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return f"no module {path!r} is in this recording; it has {', '.join(names[:5])}{more}"
+
+def _without(values: pa.Table, stale: list[str]) -> pa.Table:
+    """Take out the keys of tensors that are no longer what was seen, and say so."""
+    column, note = values.column_names.index("tensor"), values.column_names.index("note")
+    compute: Any = pc  # its functions are made at import, unseen by type checkers
+    gone = compute.is_in(values["tensor"], value_set=pa.array(stale, pa.string()))
+    keys = compute.if_else(gone, pa.scalar(None, pa.string()), values["tensor"])
+    notes = compute.if_else(gone, pa.scalar(STALE), values["note"].cast(pa.string()))
+    values = values.set_column(column, values.schema.field(column), keys)
+    return values.set_column(note, values.schema.field(note), notes.cast(values.schema.field(note).type))

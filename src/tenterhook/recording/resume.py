@@ -16,11 +16,11 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
-from tenterhook.recording.disk import read_part
-from tenterhook.recording.files import RankFiles, rank_files, reading
+from tenterhook.recording.files import RankFiles, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
+from tenterhook.recording.parts import parquet_rows, read_part
 from tenterhook.recording.rows import parquet_options
-from tenterhook.recording.shards import finish_shard
+from tenterhook.recording.shards import finish_shard, trim_shard
 from tenterhook.recording.target import take_over
 from tenterhook.recording.tensors import INDEX_NAME, shard_entries
 
@@ -78,12 +78,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         own = folder / MANIFEST_NAME
         with reading(target):
             old = Manifest.from_json((own if own.exists() else target / MANIFEST_NAME).read_bytes(), where=str(target))
-        for name in ("select", "kinds", "tensors", "world"):
-            before, now = getattr(old, name), getattr(manifest, name)
-            if before != now:
-                raise TargetError(
-                    f"{target} cannot be resumed: it was recorded with {name}={before}, and now {name}={now} is asked for"
-                )
+        _refuse_another_question(target, old, manifest)
         whole = old.complete and old.error is None
         manifest.started = old.started
         take_over(target, folder, manifest)
@@ -100,16 +95,32 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         for table in ("calls", "values"):
             _cut_rows(files, table, step)
         files = rank_files(folder, manifest.rank)
-        _end_shard(files)
+        _trim_shards(files)
         return Resumed(
             step=step,
             seq=seq,
             start_ns=ends["calls"]["start_ns"] + 1,
-            parts={table: _number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
+            parts={table: part_number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
             shard=max(rank_files(folder, manifest.rank).shards, default=-1) + 1,
             tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
             calls=_count_calls(files),
         )
+
+
+def _refuse_another_question(target: Path, old: Manifest, new: Manifest) -> None:
+    """Refuse to go on with what was recorded of another model, or in another way: half of it would be something else."""
+    fields = ("framework", "select", "kinds", "tensors", "world")
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in fields}
+    pairs |= {name: (old.options[name], now) for name, now in new.options.items() if name in old.options}
+    if old.models and new.models:
+        for name in ("name", "type", "modules"):
+            both = (", ".join(str(getattr(model, name)) for model in one.models) for one in (old, new))
+            pairs[f"model.{name}"] = (next(both), next(both))
+    for name, (before, now) in pairs.items():
+        if before != now:
+            raise TargetError(
+                f"{target} cannot be resumed: it was recorded with {name}={before}, and now {name}={now} is asked for"
+            )
 
 
 @contextlib.contextmanager
@@ -132,11 +143,7 @@ def _alone(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _parts(files: RankFiles, table: str) -> list[Path]:
-    return sorted([*files.parquet[table], *files.streams[table]], key=_number)
-
-
-def _number(part: Path) -> int:
-    return int(part.stem.rpartition("-")[2])
+    return sorted([*files.parquet[table], *files.streams[table]], key=part_number)
 
 
 def _ends(files: RankFiles, table: str) -> dict[str, int]:
@@ -144,20 +151,22 @@ def _ends(files: RankFiles, table: str) -> dict[str, int]:
     names = ["step", "seq", *(["start_ns"] if table == "calls" else [])]
     ends = dict.fromkeys(names, -1)
     for part in _parts(files, table):
-        with reading(part):
-            rows = pq.read_table(str(part), columns=names) if part.suffix == ".parquet" else read_part(part, table)
-            for name in names:
-                ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
+        rows = _columns(part, table, names)
+        for name in names:
+            ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
     return ends
+
+
+def _columns(part: Path, table: str, names: list[str]) -> pa.Table:
+    return parquet_rows(part, table, names, None) if part.suffix == ".parquet" else read_part(part, table).select(names)
 
 
 def _cut_rows(files: RankFiles, table: str, step: int) -> None:
     """Turn streams into Parquet, and leave out the rows from `step` on."""
     for part in _parts(files, table):
         if part.suffix == ".parquet":
-            with reading(part):
-                if not pc.any(pc.greater_equal(pq.read_table(str(part), columns=["step"])["step"], step)).as_py():
-                    continue
+            if not pc.any(pc.greater_equal(_columns(part, table, ["step"])["step"], step)).as_py():
+                continue
         rows = read_part(part, table)
         rows = rows.filter(pc.less(rows["step"], step)).unify_dictionaries()
         draft = part.with_suffix(".parquet.tmp")
@@ -166,24 +175,32 @@ def _cut_rows(files: RankFiles, table: str, step: int) -> None:
         part.with_suffix(".arrows").unlink(missing_ok=True)
 
 
-def _end_shard(files: RankFiles) -> None:
-    """Give the shard that was growing its header, without the tensors at its end that no row names any more."""
+def _trim_shards(files: RankFiles) -> None:
+    """Take the tensors at the end away that no row names any more, and give the shard that was growing its header.
+
+    Tensors are written at once and rows within the interval, so what a kill left without a row is at the end; it may be
+    more than one shard, since small ones are finished early.
+    """
     named: set[str] = set()
     for part in files.parquet["values"]:
-        with reading(part):
-            named.update(pq.read_table(str(part), columns=["tensor"])["tensor"].drop_null().to_pylist())
-    for path in files.shards.values():
+        named.update(_columns(part, "values", ["tensor"])["tensor"].drop_null().to_pylist())
+    for _, path in sorted(files.shards.items(), reverse=True):
+        entries = shard_entries(path)
+        kept = list(entries)
+        while kept and kept[-1].key not in named:
+            kept.pop()
         if path.suffix == ".part":
-            entries = shard_entries(path)
-            while entries and entries[-1].key not in named:
-                entries.pop()
-            finish_shard(path, entries)
+            finish_shard(path, kept)
+        elif len(kept) < len(entries):
+            trim_shard(path, kept)
+        if kept:
+            break
 
 
 def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for part in files.parquet["calls"]:
-        rows = pq.read_table(str(part), columns=["model", "path", "phase"])
+        rows = _columns(part, "calls", ["model", "path", "phase"])
         rows = pa.table({name: rows[name].cast(pa.string()) for name in rows.column_names})
         for row in rows.group_by(["model", "path", "phase"]).aggregate([([], "count_all")]).to_pylist():
             counts[row["model"], row["path"], row["phase"]] += row["count_all"]

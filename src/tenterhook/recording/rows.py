@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 __all__ = ["RowWriter", "compact", "parquet_options", "part_name"]
 
 ROLL_BYTES = 96 << 20
-ROW_GROUP = 128 << 10
+ROW_GROUP = 16 << 10
 _PART_WIDTH = 5
 
 

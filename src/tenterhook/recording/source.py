@@ -14,7 +14,7 @@ from tenterhook.recording.schema import CALLS, MODULES, VALUES
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["RANK", "TABLES", "WRITTEN", "Filters", "Source", "filtered", "read_schema", "with_rank"]
+__all__ = ["RANK", "TABLES", "WRITTEN", "Filters", "Module", "Source", "filtered", "read_schema", "with_rank"]
 
 WRITTEN = {"calls": CALLS, "values": VALUES, "modules": MODULES}
 """The schemas in which the tables are written."""
@@ -23,6 +23,9 @@ TABLES = tuple(WRITTEN)
 
 RANK = pa.field("rank", pa.int32(), nullable=False)
 """The column that reading adds to `calls` and `values`."""
+
+Module = tuple["str | None", "str | None"]
+"""The name of an outermost module, and the path of a module in it."""
 
 Filters = dict[str, "str | int | None"]
 """Column -> the value it must have."""
@@ -58,6 +61,28 @@ class Source(Protocol):
 
     def table(self, name: str, columns: list[str] | None = None, filters: Filters | None = None) -> pa.Table:
         """Give the rows of a table, with the column `rank` in `calls` and `values`."""
+        ...
+
+    def module_rows(self, name: str, module: Module, mark: Any) -> tuple[pa.Table, Any]:
+        """Give the rows of one module in `calls` or `values` that have come since a mark, and the new mark.
+
+        Args:
+            name: the table.
+            module: the module.
+            mark: what an earlier call gave; None for all rows.
+        """
+        ...
+
+    def seen(self) -> list[Module]:
+        """Give the modules that have rows in `calls`, in the order in which they were met."""
+        ...
+
+    def steps(self) -> list[int]:
+        """Give the steps of which there are rows, in order."""
+        ...
+
+    def first_nonfinite(self) -> dict[str, Any] | None:
+        """Give the first row of `values`, by step, event and rank, that counts a NaN or an infinity; None without one."""
         ...
 
     def has_tensor(self, key: str, rank: int) -> bool:

@@ -31,9 +31,11 @@ __all__ = [
     "claim",
     "publish",
     "rank_folder",
+    "refuse_taken",
     "take_back",
     "take_over",
     "write_manifest",
+    "writers",
 ]
 
 CLAIM_NAME = "claim.json"
@@ -92,6 +94,16 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
     return folder
 
 
+def refuse_taken(target: Path, world: int, rank: int) -> None:
+    """Look whether :func:`claim` could be made, without making it: a directory that is there is not replaced.
+
+    Raises:
+        TargetError: something is there already.
+    """
+    if target.is_symlink() or target.exists():
+        _make_room(target, world, rank, overwrite=False)
+
+
 def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
     """Sign for a rank's folder whose writer is gone, and mark the recording unfinished again.
 
@@ -144,6 +156,11 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
     if not overwrite:
         if world > 1 and not own.exists() and _worlds(target) <= {world}:
             return  # the other ranks of this run share the directory
+        if not (target / MANIFEST_NAME).is_file():
+            raise TargetError(
+                f"{target} is a directory already, and not a recording; "
+                f"give the recording a name of its own: {target / 'NAME.thk'}"
+            )
         raise TargetError(
             f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
         )
@@ -177,14 +194,24 @@ def _is_recording(target: Path) -> bool:
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:
+    writer = _writer(folder)
+    if writer is not None:
+        raise TargetError(f"{target} is being written by process {writer}; choose another name, or wait for it to end")
+
+
+def _writer(folder: Path) -> int | None:
+    """Give the process on this machine that writes into a rank's folder now; None where nobody does, or nobody can tell."""
     try:
         owner = msgspec.json.decode((folder / CLAIM_NAME).read_bytes(), type=Claim)
     except (OSError, msgspec.MsgspecError):
-        return  # closed, or its writer died before it could sign
-    if owner.host == socket.gethostname() and _alive(owner.pid):
-        raise TargetError(
-            f"{target} is being written by process {owner.pid}; choose another name, or wait for it to end"
-        )
+        return None  # closed, or its writer died before it could sign
+    return owner.pid if owner.host == socket.gethostname() and _alive(owner.pid) else None
+
+
+def writers(target: Path) -> list[int]:
+    """List the processes on this machine that write a recording now; those on others cannot be seen from here."""
+    found = (_writer(folder) for folder in sorted(target.glob("rank-*")))
+    return [pid for pid in found if pid is not None]
 
 
 def _alive(pid: int) -> bool:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording.files import plain_file, reading
+from tenterhook.recording.parts import small_table
 from tenterhook.recording.shards import STORAGE, Entry, dtype_named
 
 __all__ = ["INDEX", "INDEX_NAME", "TensorStore", "shard_entries", "write_index"]
@@ -35,6 +36,7 @@ INDEX = pa.schema(
 _NAMED = {storage: name for name, storage in STORAGE.items()}
 _MAX_HEADER = 100 << 20  # safetensors' own limit
 _OPEN_SHARDS = 64
+_ALL = -1
 
 
 class _Described(msgspec.Struct):
@@ -46,12 +48,21 @@ class _Described(msgspec.Struct):
 class TensorStore:
     """The tensors in one rank's folder."""
 
-    def __init__(self, folder: Path, files: dict[int, Path], *, finished: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = files
-        self._finished = finished
-        self._index: dict[str, tuple[int, Entry]] | None = None
+        self._files: dict[int, Path] = {}
+        self._finished = False
+        self._index: dict[str, tuple[int, Entry]] = {}
+        self._read: dict[int, int] = {}  # shard -> bytes of its journal that are in the index, _ALL once it is finished
+        self._looked = True  # whether the index holds what the files say
         self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def look(self, files: dict[int, Path], *, finished: bool) -> None:
+        """Take note of the shards that there are now: number -> file; of finished ones what was read is kept."""
+        for number, path in self._files.items():
+            if path.suffix == ".part":
+                self._maps.pop(number, None)  # it may have grown since
+        self._files, self._finished, self._looked = files, finished, False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the maps: a worker process opens its own."""
@@ -96,15 +107,21 @@ class TensorStore:
         return self._maps[shard]
 
     def _entries(self) -> dict[str, tuple[int, Entry]]:
-        if self._index is None:
+        if not self._looked:
             index = self._folder / INDEX_NAME
-            if self._finished and index.exists():
+            if self._finished and not self._read and index.exists():
                 self._index = _read_index(index, self._files)
-            else:
-                found = (
-                    (number, entry) for number, path in sorted(self._files.items()) for entry in shard_entries(path)
-                )
-                self._index = {entry.key: (number, entry) for number, entry in found}
+                self._read = dict.fromkeys(self._files, _ALL)
+            for number, path in sorted(self._files.items()):
+                read = self._read.get(number, 0)
+                if read == _ALL:
+                    continue
+                if path.suffix == ".part":
+                    fresh, self._read[number] = _journal_entries(path, read)
+                else:
+                    fresh, self._read[number] = shard_entries(path), _ALL
+                self._index.update((entry.key, (number, entry)) for entry in fresh)
+            self._looked = True
         return self._index
 
 
@@ -115,7 +132,7 @@ def shard_entries(path: Path) -> list[Entry]:
         RecordingError: the header is damaged, or declares more than there is.
     """
     if path.suffix == ".part":
-        return _journal_entries(path)
+        return _journal_entries(path)[0]
     with reading(path), plain_file(path).open("rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
@@ -153,26 +170,29 @@ def _entry(key: str, described: _Described, odd: dict[str, str], start: int) -> 
     return Entry(key, name, tuple(shape), start + begin, start + end)
 
 
-def _journal_entries(path: Path) -> list[Entry]:
+def _journal_entries(path: Path, begin: int = 0) -> tuple[list[Entry], int]:
+    """Read a journal from a byte on; gives its entries, and how far it is whole."""
     journal = path.with_name(path.name.replace(".safetensors.part", ".jsonl"))
     entries = []
     with reading(path):
         size = path.stat().st_size
-        lines = plain_file(journal).read_bytes().split(b"\n") if journal.exists() else [b""]
-        # What follows the last line feed was cut off by the kill.
-        for line in lines[:-1]:
+        text = b""
+        if journal.exists():
+            with plain_file(journal).open("rb") as file:
+                file.seek(begin)
+                text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # what follows the last line feed was cut off by the kill
+        for line in whole.split(b"\n")[:-1]:
             entry = msgspec.json.decode(line, type=Entry)
             if entry.end <= size:
                 _checked(entry, size, path)
                 entries.append(entry)
-    return entries
+    return entries, begin + len(whole)
 
 
 def _read_index(index: Path, files: dict[int, Path]) -> dict[str, tuple[int, Entry]]:
-    with reading(index):
-        rows = pq.read_table(str(plain_file(index)), columns=INDEX.names).cast(INDEX).to_pylist()
     entries = {}
-    for row in rows:
+    for row in small_table(index, INDEX).to_pylist():
         shard = row.pop("shard")
         if shard not in files:
             raise RecordingError(f"{index} names shard {shard}, which is not there")

@@ -26,16 +26,20 @@ class Line:
         row: the call.
         value: the value; None where nothing was seen of the call.
         first: whether this is the call's first line.
+        kind: whether the value's kind has to be said, since it is not the one that such a list is about.
     """
 
     row: Row
     value: Seen | None
     first: bool
+    kind: bool = False
 
     @property
-    def slot(self) -> str:
-        """Where the value is in a nested one."""
-        return self.value.slot if self.value is not None else ""
+    def what(self) -> str:
+        """Which value of the call this is, where that is not plain: its kind, and where it is in a nested one."""
+        if self.value is None:
+            return ""
+        return f":{self.value.site}" if self.kind else self.value.slot
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Column:
         style: rich style.
         name: whether it is the one that is shortened when nothing else helps.
         optional: how soon it is left out when the terminal is narrow: the highest first; 0 for never.
+        blank: whether it may be left out where it says nothing on any line.
     """
 
     title: str
@@ -57,6 +62,7 @@ class Column:
     style: str = ""
     name: bool = False
     optional: int = 0
+    blank: bool = False
 
 
 def aligned(lines: Sequence[Line], columns: Sequence[Column], width: int) -> Table:
@@ -64,6 +70,7 @@ def aligned(lines: Sequence[Line], columns: Sequence[Column], width: int) -> Tab
     if any(mark(line) for line in lines):
         columns = [*columns, Column("", mark, style="bold red")]
     cells = [[column.cell(line) for line in lines] for column in columns]
+    columns, cells = _saying_something(columns, cells)
     widths = [
         max([cell_len(column.title), *map(cell_len, texts)]) for column, texts in zip(columns, cells, strict=True)
     ]
@@ -96,6 +103,11 @@ def mark(line: Line) -> str:
     return f"! {', '.join(parts)}" if parts else ""
 
 
+def _saying_something(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]]]:
+    kept = [place for place, column in enumerate(columns) if not column.blank or set(cells[place]) - {"", "-"}]
+    return [columns[place] for place in kept], [cells[place] for place in kept]
+
+
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
     kept = list(range(len(columns)))
     for level in sorted({column.optional for column in columns if column.optional}, reverse=True):
@@ -109,7 +121,7 @@ def _statistic(name: str, title: str | None = None, optional: int = 0) -> Column
     def cell(line: Line) -> str:
         return "" if line.value is None else number(line.value.statistics.get(name))
 
-    return Column(title or name, cell, right=True, optional=optional)
+    return Column(title or name, cell, right=True, optional=optional, blank=True)
 
 
 def _shape(line: Line) -> str:
@@ -138,13 +150,13 @@ def _milliseconds(line: Line) -> str:
 
 STATISTICS_COLUMNS = (
     Column("shape", _shape, right=True, style="green"),
-    Column("dtype", _dtype, style="green", optional=5),
+    Column("dtype", _dtype, style="green", optional=5, blank=True),
     _statistic("mean"),
     _statistic("std"),
     _statistic("min", optional=2),
     _statistic("max", optional=2),
     _statistic("absmax", "|max|"),
-    Column("zeros", _zeros, right=True, optional=3),
-    Column("ms", _milliseconds, right=True, style="dim", optional=6),
+    Column("zeros", _zeros, right=True, optional=3, blank=True),
+    Column("ms", _milliseconds, right=True, style="dim", optional=6, blank=True),
 )
 """What is said of a value. Left out in this order: time, type, zeros, least and greatest."""

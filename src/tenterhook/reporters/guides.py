@@ -35,7 +35,9 @@ def draw_guides(rows: Sequence[Row]) -> dict[int, Guide]:
         del around[depth:]
         parent = around[-1] if around else None
         label = row.path or ROOT
-        if parent and label.startswith(parent + "."):
+        if row.op and parent is not None:
+            label = f"{row.op}()"
+        elif parent and label.startswith(parent + "."):
             label = label[len(parent) + 1 :]
         around.append(row.path)
         bars = "".join("│ " if level in open_levels else "  " for level in range(1, depth))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,17 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tenterhook import __version__
-from tenterhook.reporters.numbers import plural, share, size, span
+from tenterhook.reporters.numbers import count, plural, share, size, span
 
 if TYPE_CHECKING:
     from tenterhook.script_recorder import RecordSummary
 
 __all__ = [
+    "MANY",
     "covered",
+    "crowded",
     "facts",
+    "of_steps",
     "print_header",
     "print_note",
     "print_summary",
@@ -29,11 +32,16 @@ __all__ = [
 ]
 
 _SHOWN = 6
+MANY = 10
+"""From so many forwards of a model in one step on, what ends a step is said."""
+
 _LABEL = 9
 """Width of the column of labels."""
 
 
-def print_header(console: Console, to: Path, *, select: Sequence[str] | None, every: int, stats: str | None) -> None:
+def print_header(
+    console: Console, to: Path, *, select: Sequence[str] | None, every: int | Mapping[str, int], stats: str | None
+) -> None:
     """Print what is about to be recorded, and where to."""
     parts = [f"tenterhook {__version__}"]
     for framework in ("torch", "mindspore"):
@@ -42,11 +50,17 @@ def print_header(console: Console, to: Path, *, select: Sequence[str] | None, ev
         except PackageNotFoundError:
             continue
     parts.append(" ".join(select) if select else "all modules")
-    parts.append("every step" if every == 1 else f"every {every} steps")
+    rates = every if isinstance(every, Mapping) else {"**": every}
+    parts.append(", ".join(_rate(pattern, rate) for pattern, rate in rates.items()))
     parts.append(f"stats {stats or 'none'}")
     for line in _wrap(" | ".join(parts), console.width):
         console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
+
+
+def _rate(pattern: str, rate: int) -> str:
+    steps = "every step" if rate == 1 else f"every {rate:,} steps"
+    return steps if pattern == "**" else f"{pattern} {steps}"
 
 
 def print_note(console: Console, text: str) -> None:
@@ -54,40 +68,64 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
+def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
         console: where to.
         summary: how it went.
         to: the recording's directory as it was named.
+        who: which of several processes this is of.
     """
-    console.print(Rule("tenterhook", align="left", characters="-", style="dim"))
+    console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
     if empty:
         verdict, state, style = f"nothing recorded: {empty}", "EMPTY", "bold yellow"
     else:
-        counts = (plural(summary.steps, "step"), plural(summary.modules_fired, "module"), plural(summary.calls, "call"))
+        counts = (
+            of_steps(summary.steps_recorded, summary.steps),
+            plural(summary.modules_fired, "module"),
+            plural(summary.calls, "call"),
+        )
         verdict = f"recorded {', '.join(counts)}, {plural(summary.values, 'value')}"
-        state, style = ("PARTIAL", "bold yellow") if summary.partial else ("complete", "bold green")
+        state, style = "complete", "bold green"
+        if summary.partial or summary.error:
+            state, style = "PARTIAL" if summary.partial else "STOPPED", "bold yellow"
     rows: list[tuple[str, str]] = []
     if summary.partial:
         rows.append(("why", summary.partial))
+    if summary.error:
+        rows.append(("ended", f"by {summary.error}"))
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
     else:
         rows.append(("cover", covered(summary.modules_fired, summary.modules_selected, summary.missing)))
     rows += [("told", sentence) for sentence in summary.told]
+    full = summary.fullest
+    if not empty and full is not None and full.calls >= MANY:
+        rows.append(("steps", crowded(full.calls, full.step, full.model)))
     rows.append(
         (
             "cost",
             f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
         )
     )
-    if not empty:
-        rows.append(("next", f"tenterhook show {to}"))
+    rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
+
+
+def of_steps(recorded: int, made: int) -> str:
+    """Write how many steps were recorded, and of how many where those were not all."""
+    return plural(recorded, "step") if recorded >= made else f"{count(recorded)} of {plural(made, 'step')}"
+
+
+def crowded(calls: int, step: int, model: str) -> str:
+    """Say that a step holds many forwards of a model, and why that may be."""
+    return (
+        f"step {step} holds {calls:,} forwards of {model}: a step ends when an optimizer steps, and what runs between "
+        "two steps, an evaluation for one, belongs to the one before"
+    )
 
 
 def why_empty(summary: RecordSummary) -> str | None:
@@ -99,15 +137,16 @@ def why_empty(summary: RecordSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RecordSummary, to: Path) -> None:
+def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
     """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
+    us = f"tenterhook, {who}" if who else "tenterhook"
     if empty:
-        console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
+        console.print(Text(f"{us}: nothing recorded: {empty}"), soft_wrap=True)
         if summary.missing:
             console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
-        console.print(Text(f"tenterhook: {to} is partial: {summary.partial}"), soft_wrap=True)
+        console.print(Text(f"{us}: {to} is partial: {summary.partial}"), soft_wrap=True)
 
 
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:

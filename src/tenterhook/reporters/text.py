@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from tenterhook.recording.coverage import Coverage
 from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, aligned
 from tenterhook.reporters.guides import draw_guides
 from tenterhook.reporters.numbers import plural, share, span
-from tenterhook.reporters.summary import covered, facts
+from tenterhook.reporters.summary import MANY, covered, crowded, facts, of_steps
 
 __all__ = ["FORMS", "Page", "print_page"]
 
@@ -24,8 +25,15 @@ FORMS = ("tree", "order", "table")
 all its statistics."""
 
 _REPEATS = 3
-_TITLES = {"forward": "forward", "backward": "backward", "recompute": "recomputed by checkpointing", None: "parameters"}
-_MAIN = {"forward": ("output", "input"), "recompute": ("output", "input"), "backward": ("grad_output", "grad_input")}
+_LISTED = 6
+_TITLES = {"forward": "forward", "backward": "backward", "recompute": "recomputed by checkpointing"}
+_OF_PARAMETERS = {
+    "param": "parameters",
+    "param_grad": "gradients of parameters",
+    "update": "updates of parameters by the optimizer",
+}
+_MAIN = {"forward": "output", "recompute": "output", "backward": "grad_output"}
+"""What a list of calls is about; other kinds are named."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Page:
         rank: the process that `rows` is of.
         ranks: every process.
         sites: the sites that were asked for; empty for all.
+        running: the processes on this machine that write it now.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Page:
     rank: int = 0
     ranks: Sequence[int] = (0,)
     sites: Sequence[str] = field(default=())
+    running: Sequence[int] = field(default=())
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100) -> None:
@@ -75,46 +85,75 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
         console.print(_heading(page, "in order of execution"))
         _print_table(console, page.rows, _order_columns(page), limit)
     else:
-        for phase in (*_MAIN, None):
-            rows = [row for row in page.rows if row.phase == phase]
-            if rows:
-                console.print()
-                console.print(_heading(page, _TITLES[phase]))
-                shown, folded = _fold(rows) if not page.sites else (rows, [])
-                _print_table(console, shown, _tree_columns(page, shown), limit)
-                for line in [*folded, *_never_came(shown)]:
-                    console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+        for title, rows in _sections(page.rows):
+            console.print()
+            console.print(_heading(page, title))
+            shown, folded = _fold(rows) if not page.sites else (rows, [])
+            _print_table(console, shown, _tree_columns(page, shown), limit)
+            for line in [*folded, *_never_came(shown)]:
+                console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
     _print_more(console, page)
+
+
+def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Sort rows by what the tree has a section of its own for: the directions, and the kinds of parameter values."""
+    found = [(title, [row for row in rows if row.phase == phase]) for phase, title in _TITLES.items()]
+    loose = [row for row in rows if row.phase is None]
+    for kind, title in _OF_PARAMETERS.items():
+        found.append((title, [row for row in loose if row.values[0].kind == kind]))
+    found.append(("the rest", [row for row in loose if row.values[0].kind not in _OF_PARAMETERS]))
+    return [(title, part) for title, part in found if part]
 
 
 def _print_verdict(console: Console, page: Page) -> None:
     seen, manifest = page.overview, page.manifest
-    counts = [plural(seen.steps, "step"), plural(seen.modules, "module"), plural(sum(seen.calls.values()), "call")]
+    counts = [of_steps(seen.steps, manifest.steps), plural(seen.modules, "module")]
+    counts += [plural(seen.functions, "function")] if seen.functions else []
+    counts.append(plural(sum(seen.calls.values()), "call"))
     text = f"{', '.join(counts)}, {plural(seen.values, 'value')}"
     rows: list[tuple[str, str]] = []
-    if not manifest.complete:
+    if page.running:
+        state, style = "RUNNING", "bold cyan"
+        which = ", ".join(map(str, page.running[:4])) + (", ..." if len(page.running) > 4 else "")
+        rows.append(("why", f"process {which} is writing it; what had come by now is here"))
+    elif not manifest.complete:
         state, style = "UNFINISHED", "bold yellow"
         rows.append(
-            ("why", "it was never closed: the run was killed, or goes on; what had been written by then is here")
+            (
+                "why",
+                "it was never closed: the run was killed, or goes on elsewhere; what had been written by then is here",
+            )
         )
     elif manifest.partial:
         state, style = "PARTIAL", "bold yellow"
         rows.append(("why", manifest.partial))
+    elif manifest.error:
+        state, style = "STOPPED", "bold yellow"
     else:
         state, style = "complete", "bold green"
+    if manifest.error:
+        rows.append(("ended", f"by {manifest.error}"))
+    if manifest.resumed:
+        rows.append(("resumed", f"from step {', '.join(map(str, manifest.resumed))}, after it had ended early"))
+    if manifest.tensors_stopped:
+        rows.append(("tensors", f"no longer stored from some point on: {manifest.tensors_stopped}"))
     if seen.error:
         rows.append(("raised", f"{seen.error[0]}: {seen.error[1]}"))
-    if seen.nonfinite:
-        what = ", ".join(f"{amount:,} {word}" for word, amount in seen.first_counts.items())
+    first = seen.first_nonfinite
+    if first:
+        what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
         text += f", {seen.nonfinite:,} of them not finite"
         style = "bold red"
-        rows.append(("first !", f"{seen.first_nonfinite} has {what}"))
+        rows.append(("first !", f"{first.address} has {what}; {first.origin}"))
+        rows.append(("next", f"tenterhook show {page.name} --step {first.step} --site {shlex.quote(first.place)}"))
     elif seen.values:
         text += ", all finite"
     rows.append(("run", _run(manifest)))
     if len(seen.models) > 1:
         rows.append(("models", ", ".join(seen.models)))
     rows.append(("cover", _cover(page.coverage)))
+    if seen.crowded is not None and seen.crowded[0] >= MANY:
+        rows.append(("steps", crowded(*seen.crowded)))
     rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
 
@@ -194,12 +233,16 @@ def _lines(rows: Sequence[Row], *, every: bool) -> list[Line]:
     lines: list[Line] = []
     for row in rows:
         wanted = row.values
+        main = None
         if not every and row.phase is not None:
-            main = next((kind for kind in _MAIN[row.phase] if any(seen.kind == kind for seen in row.values)), None)
-            wanted = [seen for seen in row.values if seen.kind == main] if main else row.values
+            main = _MAIN[row.phase]
+            wanted = sorted(row.values, key=lambda seen: seen.kind != main)
         if not wanted:
             lines.append(Line(row, None, first=True))
-        lines.extend(Line(row, seen, first=place == 0) for place, seen in enumerate(wanted))
+        lines.extend(
+            Line(row, seen, first=place == 0, kind=main is not None and seen.kind != main)
+            for place, seen in enumerate(wanted)
+        )
     return lines
 
 
@@ -210,13 +253,13 @@ def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
     def name(line: Line) -> str:
         row, guide = line.row, guides[line.row.seq]
         if not line.first:
-            return f"{guide.continued}  {line.slot}"
-        label, kind = guide.label, f" {row.type}"
+            return f"{guide.continued}  {line.what}"
+        label, kind = guide.label, f" {row.type}" if row.type and not row.op else ""
         if several and row.depth == 0:
             label = f"{row.model}/{label}" if row.path else row.model
             if not row.path and row.type == row.model.partition("-")[0]:
                 kind = ""
-        return f"{guide.prefix}{label}{_which(row, page)}{kind} {line.slot}".rstrip()
+        return f"{guide.prefix}{label}{_which(row, page)}{kind} {line.what}".rstrip()
 
     return [Column("module", name, name=True), *STATISTICS_COLUMNS]
 
@@ -227,9 +270,9 @@ def _order_columns(page: Page) -> list[Column]:
     def name(line: Line) -> str:
         row = line.row
         if not line.first:
-            return f"  {line.slot}"
+            return f"  {line.what}"
         model = f"{row.model}/" if len(page.overview.models) > 1 else ""
-        return f"{model}{row.path or ROOT}{_which(row, page)} {line.slot}".rstrip()
+        return f"{model}{row.path or ROOT}{_which(row, page)} {line.what}".rstrip()
 
     return [
         Column("", lambda line: arrows.get(line.row.phase or "", "") if line.first else "", style="cyan"),
@@ -247,8 +290,7 @@ def _value_columns(page: Page) -> list[Column]:
         model = f"{row.model}/" if several else ""
         if value is None:
             return f"{model}{row.path or ROOT}{_which(row, page)}"
-        slot = value.slot if value.slot[:1] in ("", ".", "[") else f".{value.slot}"
-        return f"{model}{row.path or ROOT}:{value.kind}{slot}{_which(row, page)}"
+        return f"{model}{row.path or ROOT}:{value.site}{_which(row, page)}"
 
     return [Column("site", name, name=True), *STATISTICS_COLUMNS]
 
@@ -259,15 +301,21 @@ def _which(row: Row, page: Page) -> str:
 
 
 def _print_more(console: Console, page: Page) -> None:
-    others = len(page.steps) - 1
+    others = [step for step in page.steps if step != page.step]
     lines = []
-    if page.step is not None and others > 0:
-        lines.append(
-            f"{plural(others, 'more step')} recorded, {page.steps[0]} to {page.steps[-1]}: tenterhook show {page.name} --step N"
-        )
+    if page.step is not None and others:
+        if len(others) <= _LISTED:
+            which = f"{'step' if len(others) == 1 else 'steps'} {', '.join(map(str, others))} {_is_are(others)} recorded as well"
+        else:
+            which = f"{len(page.steps):,} steps are recorded, {page.steps[0]} to {page.steps[-1]}"
+        lines.append(f"{which}: tenterhook show {page.name} --step {others[0] if len(others) == 1 else 'N'}")
     if len(page.ranks) > 1:
-        lines.append(f"{len(page.ranks)} ranks recorded, {page.ranks[0]} to {page.ranks[-1]}: --rank N")
+        lines.append(f"{len(page.ranks)} ranks are recorded, {page.ranks[0]} to {page.ranks[-1]}: --rank N")
     if lines:
         console.print()
     for line in lines:
         console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _is_are(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"

@@ -11,7 +11,7 @@ from tenterhook.stats.layout import (
     STATISTICS,
 )
 from tenterhook.stats.merging import merge, merge_statistics
-from tenterhook.stats.rows import KERNEL, KERNELS, RowBuffer, describe
+from tenterhook.stats.rows import KERNEL, KERNELS, THREADED_NUMEL, RowBuffer, describe, set_threads, threads
 from tenterhook.stats.sketch import block_hashes, merge_sketches, projection, relative_distance
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "KERNELS",
     "SKETCH_SIZE",
     "STATISTICS",
+    "THREADED_NUMEL",
     "RowBuffer",
     "block_hashes",
     "describe",
@@ -31,4 +32,6 @@ __all__ = [
     "merge_statistics",
     "projection",
     "relative_distance",
+    "set_threads",
+    "threads",
 ]

@@ -8,46 +8,14 @@
 #include <Python.h>
 
 #include "_kernel_api.h"
-#include "_kernel_measure.h"
 #include "_kernel_sets.h"
+#include "_kernel_measure.h"
 
 #define GROUP_STATISTICS 1
 #define GROUP_SKETCH 2
 #define GROUP_DIGEST 4
 #define STATISTICS_COUNT 11
 #define RELEASE_BYTES 32768 /* below this, giving the GIL back and taking it again costs more than it frees */
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-typedef unsigned FloatMode;
-static FloatMode exact_subnormals(void)
-{
-    FloatMode mode = _mm_getcsr();
-    if (mode & 0x8040) _mm_setcsr(mode & ~0x8040u);
-    return mode;
-}
-static void restore_mode(FloatMode mode)
-{
-    if (mode & 0x8040) _mm_setcsr(mode);
-}
-#elif defined(__aarch64__)
-typedef uint64_t FloatMode;
-static FloatMode exact_subnormals(void)
-{
-    FloatMode mode;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
-    if (mode & (1u << 24)) __asm__ volatile("msr fpcr, %0" ::"r"(mode & ~(FloatMode)(1u << 24)) : "memory");
-    return mode;
-}
-static void restore_mode(FloatMode mode)
-{
-    if (mode & (1u << 24)) __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory");
-}
-#else
-typedef int FloatMode;
-static FloatMode exact_subnormals(void) { return 0; }
-static void restore_mode(FloatMode mode) { (void)mode; }
-#endif
 
 typedef struct {
     PyObject_HEAD
@@ -299,7 +267,25 @@ static PyObject *variants(PyObject *module, PyObject *ignored)
     return names;
 }
 
+static PyObject *set_threads(PyObject *module, PyObject *count)
+{
+    (void)module;
+    long wanted = PyLong_AsLong(count);
+    if (wanted == -1 && PyErr_Occurred()) return NULL;
+    if (wanted < 1) return PyErr_Format(PyExc_ValueError, "the number of threads must be 1 or more, got %ld", wanted);
+    atomic_store(&threads_wanted, wanted > MAX_THREADS ? MAX_THREADS : (int)wanted);
+    Py_RETURN_NONE;
+}
+
+static PyObject *threads(PyObject *module, PyObject *ignored)
+{
+    (void)module, (void)ignored;
+    return PyLong_FromLong(atomic_load(&threads_wanted));
+}
+
 static PyMethodDef module_methods[] = {
+    {"set_threads", set_threads, METH_O, "set_threads(count): how many threads, the caller's own among them, measure a large tensor."},
+    {"threads", threads, METH_NOARGS, "threads() -> int: what set_threads was told last; 1 at first."},
     {"variants", variants, METH_NOARGS, "variants() -> tuple[str, ...]: the kernels of this machine, the fastest first."},
     {NULL, NULL, 0, NULL},
 };
@@ -307,6 +293,7 @@ static PyMethodDef module_methods[] = {
 static int module_exec(PyObject *module)
 {
     fill_tables();
+    prepare_threads();
     PyObject *type = PyType_FromSpec(&rows_spec);
     if (!type) return -1;
     rows_type = (PyTypeObject *)type;

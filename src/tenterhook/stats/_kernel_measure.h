@@ -5,6 +5,7 @@
 #include "_kernel_types.h"
 
 #define MAX_DIMS 64
+#define SEGMENT_ELEMENTS 65536 /* elements that one thread measures at a time; fixed, so that threads do not change the result */
 
 /* Elements in row-major order of `size`; strides in bytes. `next` is the element that comes next. */
 typedef struct {
@@ -203,6 +204,9 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
         part_of_doubles(lanes, wide, n, scratch, part);
     } else {
         if (dtype != F32) lanes->to_f32(dtype, raw, n, scratch->f32), singles = scratch->f32;
+        if (sums && lanes->fused_f32 && n == CHUNK && start % BUCKETS == 0
+            && lanes->fused_f32(singles, start / BUCKETS, &scratch->shift, part, sums))
+            return;
         part_of_singles(lanes, singles, n, scratch, part);
     }
     if (!sums) return;
@@ -261,32 +265,90 @@ static void write_statistics(double *to, int64_t numel, const Part *all, const P
     to[10] = (double)all->zeros;
 }
 
+/* What is measured of one segment; merged in the order of the segments, whoever measured them. */
+typedef struct {
+    Part part;
+    double sums[BUCKETS];
+    uint64_t cells;
+} Share;
+
+/* What is to be measured of a tensor. */
+typedef struct {
+    const Lanes *lanes;
+    int dtype, sketch, digest;
+    int64_t offset;
+    const Walk *walk; /* not moved */
+} Order;
+
+/* Moves to the element with this number in logical order. */
+static void walk_seek(Walk *walk, int64_t element)
+{
+    walk->next = walk->first;
+    for (int dim = walk->dims - 1; dim >= 0; dim--) {
+        walk->index[dim] = dim ? element % walk->size[dim] : element;
+        walk->next += walk->index[dim] * walk->stride[dim];
+        element /= walk->size[dim];
+    }
+}
+
+/* Copies what is in use of a walk: it is long. */
+static void walk_copy(Walk *to, const Walk *from)
+{
+    to->first = from->first, to->itemsize = from->itemsize, to->dims = from->dims, to->numel = from->numel;
+    memcpy(to->size, from->size, sizeof(int64_t) * (size_t)from->dims);
+    memcpy(to->stride, from->stride, sizeof(int64_t) * (size_t)from->dims);
+}
+
+static void measure_segment(const Order *order, int64_t segment, Walk *walk, Scratch *scratch, Share *share)
+{
+    int64_t done = segment * SEGMENT_ELEMENTS, end = done + SEGMENT_ELEMENTS < walk->numel ? done + SEGMENT_ELEMENTS : walk->numel;
+    scratch->shift = 0;
+    memset(share, 0, sizeof *share);
+    if (segment == 0) walk_rewind(walk);
+    else walk_seek(walk, done);
+    while (done < end) {
+        int n = end - done < CHUNK ? (int)(end - done) : CHUNK;
+        const void *raw = walk_take(walk, n, scratch->raw);
+        int64_t bytes = (int64_t)n * walk->itemsize;
+        Part part;
+        measure_chunk(order->lanes, order->dtype, raw, n, (uint64_t)(order->offset + done), scratch, &part,
+                      order->sketch ? share->sums : NULL);
+        merge_part(&share->part, &part);
+        if (order->digest) share->cells += order->lanes->digest(raw, bytes, (uint64_t)(done * walk->itemsize) / PAGE_BYTES);
+        done += n;
+    }
+}
+
+static void merge_share(Share *all, const Share *share)
+{
+    merge_part(&all->part, &share->part);
+    for (int i = 0; i < BUCKETS; i++) all->sums[i] += share->sums[i];
+    all->cells += share->cells;
+}
+
+#include "_kernel_threads.h"
+
 static void measure_walk(const Lanes *lanes, int dtype, Walk *walk, int64_t offset, const Row *row)
 {
     Scratch scratch;
-    scratch.shift = 0;
-    Part all = {0};
-    double sums[BUCKETS] = {0};
-    uint64_t cells = 0;
-    walk_rewind(walk);
-    for (int64_t done = 0; done < walk->numel;) {
-        int n = walk->numel - done < CHUNK ? (int)(walk->numel - done) : CHUNK;
-        const void *raw = walk_take(walk, n, scratch.raw);
-        int64_t bytes = (int64_t)n * ITEMSIZE[dtype];
-        Part part;
-        measure_chunk(lanes, dtype, raw, n, (uint64_t)(offset + done), &scratch, &part, row->sketch ? sums : NULL);
-        merge_part(&all, &part);
-        if (row->digest) cells += lanes->digest(raw, bytes, (uint64_t)(done * ITEMSIZE[dtype]) / PAGE_BYTES);
-        done += n;
+    Share all, share;
+    Order order = {lanes, dtype, row->sketch != NULL, row->digest != NULL, offset, walk};
+    int64_t segments = (walk->numel + SEGMENT_ELEMENTS - 1) / SEGMENT_ELEMENTS;
+    if (segments < THREADED_SEGMENTS || !measure_together(&order, segments, &scratch, &all)) {
+        measure_segment(&order, 0, walk, &scratch, &all);
+        for (int64_t i = 1; i < segments; i++) {
+            measure_segment(&order, i, walk, &scratch, &share);
+            merge_share(&all, &share);
+        }
     }
-    Part scaled = all;
-    double scale = 1, absmax = absmax_of(&all);
+    Part scaled = all.part;
+    double scale = 1, absmax = absmax_of(&scaled);
     if ((dtype == F64 || dtype == C128) && absmax > 0 && (absmax > 0x1p+400 || absmax < 0x1p-400))
         scale = measure_scaled(lanes, dtype, walk, &scratch, &scaled);
-    write_statistics(row->statistics, walk->numel, &all, &scaled, scale);
+    write_statistics(row->statistics, walk->numel, &all.part, &scaled, scale);
     if (row->sketch)
-        for (int i = 0; i < BUCKETS; i++) row->sketch[i] = (float)sums[i];
-    if (row->digest) *row->digest = mix64((uint64_t)(walk->numel * walk->itemsize) * GOLDEN + SEED + cells);
+        for (int i = 0; i < BUCKETS; i++) row->sketch[i] = (float)all.sums[i];
+    if (row->digest) *row->digest = mix64((uint64_t)(walk->numel * walk->itemsize) * GOLDEN + SEED + all.cells);
 }
 
 #endif

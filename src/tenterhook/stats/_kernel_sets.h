@@ -104,6 +104,7 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
 #include "_kernel_unset.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 /* ---- AVX2 with FMA and F16C ---- */
@@ -244,6 +245,7 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
 #define W 16
 #define U 4
 #define HASHED 32
+#define FUSED avx512_fused_f32 /* the others have too few registers for it */
 #define VF __m512
 #define VI __m512i
 #define VD __m512d
@@ -302,7 +304,9 @@ static int available_lanes(const Lanes **found)
     int count = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0; /* Clang's builtin does not know "f16c" */
+    int f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl"))
         found[count++] = &avx512_lanes;

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["GOLDEN", "digest_bytes", "mix64"]
+__all__ = ["GOLDEN", "SEED", "digest_bytes", "finish_digest", "mix64"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: the step of SplitMix64's Weyl sequence."""
 
-_SEED = np.uint64(
-    0x243F6A8885A308D3
-)  # the first 64 bits of pi's fraction: keeps the digest's keys apart from the sketch's
+SEED = np.uint64(0x243F6A8885A308D3)
+"""The first 64 bits of pi's fraction: keeps the digest's keys apart from the sketch's."""
+
 _LOW = np.uint64(0xFFFFFFFF)
 _LANES = 8  # 64-bit words in a stripe
 _STRIPES = 32  # stripes in a page, so a page is 2048 bytes
@@ -40,7 +40,7 @@ def _weyl(start: int, count: int) -> np.ndarray:
     return np.arange(start + 1, start + count + 1, dtype=np.uint64) * GOLDEN
 
 
-_KEYS = mix64(_weyl(0, _STRIPES * _LANES) + _SEED).reshape(_STRIPES, _LANES)
+_KEYS = mix64(_weyl(0, _STRIPES * _LANES) + SEED).reshape(_STRIPES, _LANES)
 
 
 def digest_bytes(data: np.ndarray) -> int:
@@ -71,5 +71,10 @@ def digest_bytes(data: np.ndarray) -> int:
         products.reshape(-1, _LANES)[stripes:] = 0  # stripes that hold no data take no part
         sums = (products + words[..., [1, 0, 3, 2, 5, 4, 7, 6]]).sum(axis=1, dtype=np.uint64).reshape(-1)
         total += int(mix64(sums + _weyl(start // page_bytes * _LANES, len(sums))).sum(dtype=np.uint64))
-    final = (len(data) * int(GOLDEN) + int(_SEED) + total) % 2**64
+    return finish_digest(len(data), total)
+
+
+def finish_digest(size: int, cells: int) -> int:
+    """Turn the sum of the mixed cells of all pages, modulo 2**64, and the length in bytes into the digest."""
+    final = (size * int(GOLDEN) + int(SEED) + cells) % 2**64
     return int(mix64(np.array([final], np.uint64))[0])

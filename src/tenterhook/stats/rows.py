@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import numpy as np
 
-from tenterhook.stats.layout import DTYPE_CODES, SKETCH_SIZE, STATISTICS
+from tenterhook.stats.layout import (
+    DTYPE_CODES,
+    GROUP_DIGEST,
+    GROUP_SKETCH,
+    GROUP_STATISTICS,
+    SKETCH_SIZE,
+    STATISTICS,
+)
 from tenterhook.stats.merging import as_description
+from tenterhook.stats.parts import Deferred
 from tenterhook.stats.twin import TwinRows
 
 try:
@@ -15,13 +25,49 @@ try:
 except ImportError:  # built without a compiler: the NumPy twin gives the same results
     _kernel = None
 
-__all__ = ["KERNEL", "KERNELS", "RowBuffer", "describe"]
+__all__ = ["KERNEL", "KERNELS", "THREADED_NUMEL", "RowBuffer", "describe", "set_threads", "threads"]
 
 KERNELS: tuple[str, ...] = (*(_kernel.variants() if _kernel else ()), "numpy")
 """The kernels that this machine can run, the fastest first."""
 
 KERNEL: str = KERNELS[0]
 """The kernel in use: ``"native avx512"``, ``"native avx2"``, ``"native"`` or ``"numpy"``."""
+
+
+THREADED_NUMEL = 4 * 65536
+"""Elements from which on a native kernel uses several threads, where it has been told to."""
+
+
+def set_threads(count: int) -> None:
+    """Say how many threads measure a large tensor, the calling one among them; the results are the same to the bit.
+
+    They are started when they are first needed and sleep in between. While one tensor is measured by several threads, other
+    Python threads measure theirs alone. What ``OMP_NUM_THREADS`` says holds until this is called, or else 1; the torch backend
+    calls it with ``torch.get_num_threads()``. The NumPy twin has one thread.
+
+    Args:
+        count: 1 or more; more than 64 are as 64.
+
+    Raises:
+        ValueError: the count is less than 1.
+    """
+    if _kernel is not None:
+        _kernel.set_threads(count)
+    elif count < 1:
+        raise ValueError(f"the number of threads must be 1 or more, got {count}")
+
+
+def threads() -> int:
+    """Return how many threads measure a large tensor."""
+    return 1 if _kernel is None else _kernel.threads()
+
+
+def _threads_of_environment() -> int:
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number for each level of nesting
+    return max(1, int(first)) if first.isdecimal() else 1
+
+
+set_threads(_threads_of_environment())
 
 
 class _MeasureFlat(Protocol):
@@ -46,7 +92,8 @@ class RowBuffer:
 
     Measuring writes straight into the columns and allocates nothing. Null is NaN: min, max, mean, std, rms and absmax are over
     the finite values, so NaN cannot be one of them; it stands where there are none. Counts are whole numbers in float64, exact
-    to 2**53. Two threads may measure into different rows at the same time; the GIL is released for tensors over 32 KiB.
+    to 2**53. Two threads may measure into different rows at the same time; the GIL is released for tensors over 32 KiB. How many
+    threads measure one tensor is for :func:`set_threads` to say.
 
     Args:
         capacity: number of rows.
@@ -62,6 +109,8 @@ class RowBuffer:
         digests: uint64 (capacity,).
         valid: uint8 (capacity,): which groups of the row are filled, ``GROUP_STATISTICS | GROUP_SKETCH | GROUP_DIGEST``; 0 for
             a row that was never measured or whose dtype is not supported.
+        groups: what a row gets, the same bits.
+        deferred: what has been ordered of devices for rows of this buffer and is not in them yet, by device.
         measure_flat: ``measure_flat(row, address, dtype_code, numel, offset=0) -> bool`` measures ``numel`` contiguous
             elements at ``address``: the cheapest call, positional arguments only. ``dtype_code`` is from ``DTYPE_CODES``;
             False for a code that is none.
@@ -81,6 +130,8 @@ class RowBuffer:
 
     def __init__(self, capacity: int, *, sketch: bool = True, digest: bool = True, kernel: str | None = None) -> None:
         self.capacity = capacity
+        self.groups = GROUP_STATISTICS | GROUP_SKETCH * sketch | GROUP_DIGEST * digest
+        self.deferred: dict[Hashable, Deferred] = {}
         self.kernel = KERNEL if kernel is None else kernel
         self.statistics = np.full((capacity, len(STATISTICS)), np.nan)
         self.sketches = np.zeros((capacity, SKETCH_SIZE), np.float32)
@@ -104,6 +155,23 @@ class RowBuffer:
             )
         self.measure_flat = rows.measure_flat
         self.measure = rows.measure
+
+    def send(self) -> None:
+        """Begin to bring over what devices have measured so far, without waiting for them."""
+        for deferred in self.deferred.values():
+            deferred.send()
+
+    def settle(self) -> dict[int, str]:
+        """Wait for what devices have measured and fill in its rows.
+
+        Returns:
+            For each row whose measurement is lost, because its device has failed, the reason.
+        """
+        lost: dict[int, str] = {}
+        for deferred in self.deferred.values():
+            lost |= deferred.settle()
+        self.deferred.clear()
+        return lost
 
     def measure_array(self, row: int, array: np.ndarray, offset: int = 0) -> bool:
         """Measure an array of any shape and strides, also of ml_dtypes' bfloat16 and float8.

@@ -1,0 +1,142 @@
+"""On which steps the hooks of a recording are on: off between samples, and while it is paused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tenterhook.calls import Watched
+from tenterhook.capture import Capture
+from tenterhook.parameters import ParameterWatch
+from tenterhook.sampling import Sampling
+
+__all__ = ["HookSchedule"]
+
+
+class HookSchedule:
+    """Has the hooks on for the steps that are recorded, and off for the others.
+
+    Evaluation between training steps belongs to the step that has just ended and is recorded where that is. So between
+    two steps what either needs is on, until the first call of the coming step tells that it has begun.
+
+    Args:
+        capture: attaches and detaches; knows the modules.
+        sampling: which steps are recorded.
+        parameters: gives what follows parameters and their gradients.
+        whole: have hooks on all modules, wanted or not: a functional call's module has to be known.
+
+    Attributes:
+        whole: hooks are on all modules.
+        earlier: number of steps that were recorded before the present one.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        sampling: Sampling,
+        parameters: Callable[[], Iterable[ParameterWatch]],
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._capture = capture
+        self._sampling = sampling
+        self._parameters = parameters
+        self.whole = whole
+        self._steps: tuple[int, ...] = (0,)
+        self._wanted: list[int] = []  # those of them that are recorded
+        self._paused = False
+        self._between = False
+        self._rows = 0  # that there were when the step began
+        self.earlier = 0
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+    def step_began(self) -> None:
+        """The first call of a step is about to begin."""
+        if self._between:
+            self.settle()
+        self._rows = self._capture.rows_recorded
+        if self._capture.active:
+            for parameters in self._parameters():
+                parameters.step_begins()
+
+    def step_ended(self, step: int) -> None:
+        """A step has ended."""
+        for parameters in self._parameters():
+            parameters.step_ended(step)
+        self.earlier += self._capture.rows_recorded > self._rows
+        self._rows = self._capture.rows_recorded
+        self._have_on()
+
+    def pause(self) -> None:
+        """Take the hooks off until :meth:`resume`."""
+        self._paused = True
+        self._have_on()
+
+    def resume(self) -> None:
+        """Have them on again, on steps that are recorded."""
+        self._paused = False
+        self._have_on()
+
+    def settle(self) -> None:
+        """Have on what the present step needs, and nothing else."""
+        self._between = False
+        self._put_on(self._capture.tracker.step)
+
+    def _have_on(self) -> None:
+        """Have on what may be called next, which between two steps may be either's."""
+        tracker = self._capture.tracker
+        if self._sampling.always or not tracker.evaluation_goes_back or tracker.has_begun:
+            self.settle()
+        else:
+            self._between = True
+            self._put_on(tracker.step - 1, tracker.step)
+
+    @property
+    def recorded(self) -> int:
+        """Number of steps of which something has been recorded."""
+        running = self._capture.tracker.has_begun and self._capture.rows_recorded > self._rows
+        return self.earlier + running
+
+    # --- hooks -----------------------------------------------------------------------------------------------------
+    def _wants(self, step: int) -> bool:
+        return not self._paused and self._sampling.wants(step)
+
+    def _put_on(self, *steps: int) -> None:
+        """Have on what any of the steps needs; what is recorded for the time being is the first of them."""
+        tracker = self._capture.tracker
+        self._steps = steps
+        self._wanted = [step for step in steps if self._wants(step)]
+        self._capture.active = bool(self._wanted)
+        tracker.sees_all = True
+        for watched in self._capture.watched:
+            self.meet(watched)
+        for parameters in self._parameters():
+            if self._wanted:
+                parameters.resume()
+            else:
+                parameters.pause()
+
+    def again(self) -> None:
+        """The rates have changed."""
+        self._put_on(*self._steps)
+
+    def meet(self, watched: Watched) -> None:
+        """Have hooks on a module, or none, as the present step needs it."""
+        capture, tracker = self._capture, self._capture.tracker
+        watched.due = self._steps[0] in self._wanted and self._is_due(watched, self._steps[0])
+        needed = watched.wanted and any(self._is_due(watched, step) for step in self._wanted)
+        tracker.sees_all = tracker.sees_all and (needed or not watched.wanted)
+        # Until it is known what ends a step, what runs on those that are not recorded is followed; that is the root, mostly.
+        follows = not self._paused and tracker.needs_root
+        if needed or (self._wanted and (watched.is_root or self.whole)):
+            capture.attach(watched)
+        elif follows and (watched.is_root or (watched.wanted and not tracker.root_has_run)):
+            capture.attach(watched)
+        else:
+            capture.release(watched, rest=True)
+
+    def _is_due(self, watched: Watched, step: int) -> bool:
+        return step % watched.every == 0 or not self._sampling.by_pattern
+
+    def forget_gone(self) -> None:
+        """Let go of modules that are no more."""
+        self._capture.watched = [one for one in self._capture.watched if one.ref() is not None]
