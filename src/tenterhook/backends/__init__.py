@@ -269,7 +269,7 @@ class Backend(EditingMethods, Protocol):
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: Any) -> Summary:
-        """Return shape, dtype name and device name."""
+        """Return shape, with -1 for sizes that are ragged or only symbols, dtype name and device name."""
         ...
 
     def measure(self, tensor: Any, rows: RowBuffer, row: int) -> str | None:
@@ -288,6 +288,10 @@ class Backend(EditingMethods, Protocol):
 
         With ``dtype`` (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``) real numbers are turned into that.
         """
+        ...
+
+    def reference(self, tensor: Any) -> Any | None:
+        """Return the tensor without its graph, sharing its memory; None where later changes of it could not be told."""
         ...
 
     def to_numpy(self, kept: Any) -> Any:

@@ -280,6 +280,9 @@ class ToyBackend:
         real = np.issubdtype(tensor.data.dtype, np.floating)
         return Tensor(tensor.data.astype(dtype_named(dtype)) if dtype and real else tensor.data.copy())
 
+    def reference(self, tensor: Tensor) -> None:
+        return None
+
     def to_numpy(self, kept: Tensor) -> np.ndarray:
         return kept.data
 
