@@ -322,7 +322,9 @@ class TorchBackend:
             return None
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_leaf
+        return differentiated(
+            tensor
+        ).is_leaf  # of a batched tensor under vmap, which is none itself and dies with the call
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return torch.is_grad_enabled() and differentiated(tensor).requires_grad
