@@ -66,6 +66,7 @@ class RecordingSession:
             )
             # Made last, so that what cannot be recorded leaves nothing behind.
             self._manifest.started = now()
+            self._manifest.models = [self._described]
             self.sink = sink = request.destination.open(self._manifest)
             try:
                 self.capture = Capture(backend, sink, request.options, self._step_began, self._step_ended)

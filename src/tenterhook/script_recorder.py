@@ -140,6 +140,7 @@ class ScriptRecorder:
             select=", ".join(select or ["**"]),
             tensors=str(tensors).lower(),
             note=note,
+            options={"stats": stats, "sketch": sketch, **self._sampling.asked, "ops": ops},
         )
         self._log = EventLog(log) if log is not None else None
         self._sink = DiskSink(
