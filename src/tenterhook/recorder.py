@@ -236,6 +236,7 @@ def record(
     stats: str | None = "basic",
     sketch: bool = True,
     tensors: Selection | bool = False,
+    alias: bool = False,
     ops: bool | Literal["all"] = False,
     every: int | Mapping[str, int] = 1,
     steps: Iterable[int] | str | None = None,
@@ -265,6 +266,10 @@ def record(
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        alias: whether kept tensors are the program's own, without a copy and where they are, host or device. One that the
+            program changes in place later is *stale*: ``Value.stale`` says so, and it is not given as what was seen. Where the
+            framework keeps no count of changes (inference mode, MindSpore) tensors are copied all the same. Changes that torch
+            does not count, through ``.data`` or NumPy, go unseen. Only in memory.
         ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
             that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
             are only with ``"all"``. Not with ``fused="keep"``.
@@ -305,6 +310,7 @@ def record(
         scaler=scaler,
         ops=ops,
         tensors_dtype=tensors_dtype,
+        alias=alias,
     )
     sampling = Sampling(every, steps)
     asked = {"stats": stats, "sketch": sketch, **sampling.asked, "ops": ops, "recompute": recompute,

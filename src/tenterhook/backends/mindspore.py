@@ -179,6 +179,9 @@ class MindSporeBackend:
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
         return tensor.view(tensor.shape)
 
+    def hand_back(self, tensor: mindspore.Tensor, alias: mindspore.Tensor, version: int | None) -> str | None:
+        return None  # an alias is changed in its values only, and shares those
+
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
@@ -272,6 +275,9 @@ class MindSporeBackend:
         # asnumpy() shares the tensor's memory, and so does a tensor made of an array
         kept = mindspore.Tensor(tensor.asnumpy().copy())
         return kept.astype(getattr(mindspore, dtype)) if dtype and kept.is_floating_point() else kept
+
+    def reference(self, tensor: mindspore.Tensor) -> None:
+        return None
 
     def to_numpy(self, kept: mindspore.Tensor) -> Any:
         array = kept.asnumpy()
