@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from tenterhook.aliasing import explanation
 from tenterhook.backends import Backend, Suspendable
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
@@ -257,6 +258,8 @@ class Capture:
         if call.aliases is not None:
             call.aliases.drop()
             call.aliases = None
+            if self.options.note_errors and (why := explanation(error)) is not None:
+                note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
@@ -288,6 +291,7 @@ class Capture:
     def forked(self) -> None:
         """End in a child of the process: its parent's other threads may hold the lock there for ever."""
         self.rows.forked()
+        self.tracker.forked()
         self.closed = True
 
     def close(self) -> None:

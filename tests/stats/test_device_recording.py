@@ -120,7 +120,7 @@ def test_nothing_waits_within_a_step(ordered: Ordered) -> None:
         rec.step()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             model(x).square().mean().backward()
-        names = {event.name for event in profile.events()}
+        names = {event.name for event in profile.events() or ()}
         assert "aten::gather" in names, "our operations are among those seen"
         assert not names.intersection(WAITS)
         assert ordered.waits == 0
@@ -215,7 +215,8 @@ def test_our_operations_are_seen_by_no_mode_of_the_users(ordered: Ordered) -> No
         else:
             with Functions(), Operations():
                 model(x)
-        return [name for name in seen if "__get__" not in name and "data_ptr" not in name]  # what only looks
+        looks = ("__get__", "data_ptr", "untyped_storage")  # what computes nothing
+        return [name for name in seen if not any(look in name for look in looks)]
 
     assert operations(record=True) == operations(record=False)
 

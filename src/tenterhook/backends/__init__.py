@@ -199,6 +199,19 @@ class Backend(EditingMethods, Protocol):
         """Return a tensor equal to ``tensor`` whose gradient is the part that flows through this alias."""
         ...
 
+    def hand_back(self, tensor: Any, alias: Any, version: int | None) -> str | None:
+        """Give to ``tensor`` the memory that a module has put under its ``alias`` (``x.data = ...``).
+
+        Args:
+            tensor: the module's input.
+            alias: what the module was given.
+            version: the alias's before the module ran.
+
+        Returns:
+            None, or what the module did to the alias that cannot be done to the tensor now: ``changes ...``.
+        """
+        ...
+
     def version(self, tensor: Any) -> int | None:
         """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...
@@ -256,7 +269,7 @@ class Backend(EditingMethods, Protocol):
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: Any) -> Summary:
-        """Return shape, dtype name and device name."""
+        """Return shape, with -1 for sizes that are ragged or only symbols, dtype name and device name."""
         ...
 
     def measure(self, tensor: Any, rows: RowBuffer, row: int) -> str | None:
@@ -275,6 +288,10 @@ class Backend(EditingMethods, Protocol):
 
         With ``dtype`` (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``) real numbers are turned into that.
         """
+        ...
+
+    def reference(self, tensor: Any) -> Any | None:
+        """Return the tensor without its graph, sharing its memory; None where later changes of it could not be told."""
         ...
 
     def to_numpy(self, kept: Any) -> Any:

@@ -180,6 +180,9 @@ class MindSporeBackend:
         # of a gradient of a gradient MindSpore makes something else where there is a view in it
         return tensor.expand_as(tensor) if is_nested() else tensor.view(tensor.shape)
 
+    def hand_back(self, tensor: mindspore.Tensor, alias: mindspore.Tensor, version: int | None) -> str | None:
+        return None  # an alias is changed in its values only, and shares those
+
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
@@ -273,6 +276,9 @@ class MindSporeBackend:
         # asnumpy() shares the tensor's memory, and so does a tensor made of an array
         kept = mindspore.Tensor(tensor.asnumpy().copy())
         return kept.astype(getattr(mindspore, dtype)) if dtype and kept.is_floating_point() else kept
+
+    def reference(self, tensor: mindspore.Tensor) -> None:
+        return None
 
     def to_numpy(self, kept: mindspore.Tensor) -> Any:
         array = kept.asnumpy()

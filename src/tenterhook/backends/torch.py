@@ -37,6 +37,7 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
+from tenterhook.backends._torch_aliases import hand_back
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
@@ -291,14 +292,20 @@ class TorchBackend:
         if accumulated:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
-            return ShardTap(parameter, fn)
+            return ShardTap(parameter, fn, edits=edits)
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
-        if vars(tensor):
-            vars(alias).update(vars(tensor))  # what somebody has pinned to the input is looked for by the module
+        if type(alias) is torch.Tensor:
+            # What is pinned to the one is on the other, whoever does it and whenever.
+            setattr(alias, "__dict__", vars(tensor))  # noqa: B010 - a type checker holds it for read-only
+        else:  # a class of its own may keep there what makes up the tensor
+            vars(alias).update({name: value for name, value in vars(tensor).items() if name not in vars(alias)})
         return alias
+
+    def hand_back(self, tensor: torch.Tensor, alias: torch.Tensor, version: int | None) -> str | None:
+        return hand_back(tensor, alias, version)
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
@@ -362,20 +369,24 @@ class TorchBackend:
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: torch.Tensor) -> Summary:
         dtype = tensor.dtype
-        shape = tuple(tensor.shape)
+        try:
+            shape = tuple(tensor.shape) if type(tensor) in _PLAIN else _known_shape(tensor)
+        except RuntimeError:  # of a nested tensor in the strided layout
+            shape = (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
         return shape, _DTYPE_NAMES.get(dtype) or str(dtype), "cpu" if tensor.is_cpu else str(tensor.device)
 
     def measure(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         if type(tensor) in _PLAIN:
             try:
-                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_nested):
                     code = _CODES.get(dtype := tensor.dtype)
                     if code is not None and not (dtype.is_complex and tensor.is_conj()):
                         numel = tensor.numel()
                         if numel >= THREADED_NUMEL:
                             set_threads(torch.get_num_threads())
-                        rows.measure_flat(row, tensor.data_ptr(), code, numel)
-                        return None
+                        if tensor.untyped_storage().nbytes() or not numel:  # else it has been let go, as FSDP does
+                            rows.measure_flat(row, tensor.data_ptr(), code, numel)
+                            return None
             except RuntimeError:
                 pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
         return self._measure_unusual(tensor, rows, row)
@@ -423,6 +434,11 @@ class TorchBackend:
             if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
+
+    def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) not in _PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+        return tensor.detach()  # shares the count of changes, too
 
     def to_numpy(self, kept: torch.Tensor) -> Any:
         if kept.layout is not torch.strided or kept.is_quantized:
@@ -488,6 +504,11 @@ def _is_batched(tensor: torch.Tensor) -> bool:
     return False
 
 
+def _known_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Give -1 for sizes that are no numbers: ragged ones, and symbols of a tracer."""
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
 def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
         return "meta tensor: no values"
@@ -500,10 +521,10 @@ def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "quantised tensor: no statistics"
     try:
-        address = tensor.data_ptr()
-    except RuntimeError as error:
+        size = tensor.untyped_storage().nbytes() and tensor.data_ptr()
+    except RuntimeError as error:  # NotImplementedError is one
         return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
-    if address == 0 and tensor.numel() > 0:
+    if size == 0 and tensor.numel() > 0:
         return f"{type(tensor).__name__}: no storage of its own"
     return None
 

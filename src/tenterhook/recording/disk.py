@@ -232,6 +232,7 @@ class DiskSource:
             query.make_view(connection, name, paths, rows)
             allowed += paths
         connection.register("modules", self.table("modules"))
+        query.make_merged(connection)
         query.lock(connection, allowed)
         return connection
 

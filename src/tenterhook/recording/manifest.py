@@ -93,6 +93,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         select: the selection, as text.
         kinds: the kinds recorded.
         tensors: which tensors were stored, as text: `false`, `true` or a selection.
+        options: what else was asked for and changes the rows, by the names of `tenterhook.record`: `stats`, `sketch`, `every`,
+            `steps`, `ops`, `recompute`, `scaler` (whether there was one), `tensors_dtype`, `fused`.
         environment: values of the environment variables that are on our list, and nothing else of the environment.
         started: start of the recording, UTC, ISO 8601.
         ended: end of the recording, None while it runs.
@@ -124,6 +126,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     select: str | None = None
     kinds: list[str] = []
     tensors: str | None = None
+    options: dict[str, Any] = {}
     environment: dict[str, str] = {}
     started: str | None = None
     ended: str | None = None

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError
 from tenterhook.recording import converters, query
@@ -21,7 +22,7 @@ from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
-from tenterhook.recording.value import Value, value_from_row
+from tenterhook.recording.value import STALE, Value, value_from_row
 from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
@@ -137,6 +138,8 @@ class Recording:
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
 
+        The view `merged` is `values` with the shards of a tensor put together, as the method `merged` does it.
+
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
@@ -243,6 +246,9 @@ class Recording:
         for batch in self._source.table("calls").drop_columns(["rank"]).to_batches():
             sink.write_calls(batch)
         values = self._source.table("values").drop_columns(["rank"])
+        stale = [key for key in values["tensor"].drop_null().to_pylist() if not self._source.has_tensor(key, ranks[0])]
+        if stale and self.path is None:
+            values = _without(values, stale)
         for key in dict.fromkeys(values["tensor"].drop_null().to_pylist()):
             sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
         for batch in values.to_batches():
@@ -347,3 +353,14 @@ class Recording:
             rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
             seen = [(row["model"], row["path"]) for row in rows]
         return list(dict.fromkeys((model or "", path or "") for model, path in seen))
+
+
+def _without(values: pa.Table, stale: list[str]) -> pa.Table:
+    """Take out the keys of tensors that are no longer what was seen, and say so."""
+    column, note = values.column_names.index("tensor"), values.column_names.index("note")
+    compute: Any = pc  # its functions are made at import, unseen by type checkers
+    gone = compute.is_in(values["tensor"], value_set=pa.array(stale, pa.string()))
+    keys = compute.if_else(gone, pa.scalar(None, pa.string()), values["tensor"])
+    notes = compute.if_else(gone, pa.scalar(STALE), values["note"].cast(pa.string()))
+    values = values.set_column(column, values.schema.field(column), keys)
+    return values.set_column(note, values.schema.field(note), notes.cast(values.schema.field(note).type))
