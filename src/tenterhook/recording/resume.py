@@ -88,6 +88,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
         step = old.steps if whole else max(0, min(reached))
         manifest.resumed = [*old.resumed, step]
+        manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
         for name in ("modules.parquet", INDEX_NAME):

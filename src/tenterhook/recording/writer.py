@@ -173,9 +173,10 @@ class DiskSink:
         self._closed = True
         self._finalizer.detach()
         self._worker.finish(modules)
-        manifest.tensors_stopped = self._tensors_stopped
-        manifest.cost.blocked_seconds = self._worker.queue.waited
-        manifest.lost_rows = self.lost_rows
+        # Added to what the manifest has: that of a copy, or of a recording that is gone on with, tells of earlier losses.
+        manifest.tensors_stopped = self._tensors_stopped or manifest.tensors_stopped
+        manifest.cost.blocked_seconds += self._worker.queue.waited
+        manifest.lost_rows += self.lost_rows
         if self.failure:
             manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
         manifest.complete = True
