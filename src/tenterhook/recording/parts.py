@@ -13,7 +13,10 @@ from tenterhook.errors import RecordingError
 from tenterhook.recording.files import first_line, plain_file, reading
 from tenterhook.recording.source import WRITTEN, Filters
 
-__all__ = ["check_ends", "parquet_rows", "read_part", "small_table", "stream_rows"]
+__all__ = ["MAX_ROWS", "check_ends", "parquet_rows", "read_part", "small_table", "stream_rows"]
+
+MAX_ROWS = 1 << 24
+"""Rows that a part may have; ours have less than a million."""
 
 
 def read_part(path: Path, name: str) -> pa.Table:
@@ -53,7 +56,12 @@ def parquet_rows(path: Path, name: str, columns: list[str] | None, filters: Filt
     schema = WRITTEN[name]
     with reading(path):
         source = ds.dataset(str(path), schema=schema, format="parquet")
-        present = set(next(iter(source.get_fragments())).physical_schema.names)
+        part = next(iter(source.get_fragments()))
+        if part.metadata.num_rows > MAX_ROWS:
+            raise RecordingError(
+                f"{path} is damaged: it declares {part.metadata.num_rows} rows, which no part of ours has"
+            )
+        present = set(part.physical_schema.names)
         if missing := [column for column in schema.names if column not in present]:
             raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
         needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
