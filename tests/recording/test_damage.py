@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenterhook.errors import NotRecordedError, RecordingError
-from tenterhook.recording import DiskSink, Manifest, open_recording
+from tenterhook.recording import DiskSink, Manifest, open_recording, query
 from tenterhook.recording.dump import dump
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tenterhook.recording.tensors import INDEX
@@ -355,4 +355,20 @@ def test_text_that_is_no_text_is_refused(closed: Path, tmp_path: Path, file: str
     pq.write_table(rows.set_column(rows.schema.get_field_index(column), rows.schema.field(column), bad), part)
     with pytest.raises(RecordingError, match=rf"{file}\.parquet is damaged"):
         open_recording(path).table(file.partition("-")[0]) if file != "tensors" else open_recording(path).tensor("t0")
+    if file != "tensors":
+        with pytest.raises(RecordingError):
+            open_recording(path).query(f'select "{column}" from {file.partition("-")[0]}')
     refused_or_read(path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_answer_with_text_that_is_no_text_is_refused(nested: bool) -> None:
+    """DuckDB hands on what it finds, where a flipped bit led it to other bytes of a file than those that it checked."""
+    buffers = [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    text = pa.Array.from_buffers(pa.string(), 1, buffers)
+    connection = query.new_connection()
+    connection.register(
+        "rows", pa.table({"text": pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), text) if nested else text})
+    )
+    with pytest.raises(RecordingError, match=r"the query (met a damaged file|failed): "):
+        query.run(connection, "select * from rows")
