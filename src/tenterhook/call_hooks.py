@@ -216,19 +216,28 @@ class BackwardHook(_CallHook):
         gradients = running.gradients
         gradients.ended = self.gathering.tick()
         entries = _entries(_top_level(output), self.backend.tensor_types)
-        expected: list[bool] = []
-        for slot, tensor in entries:
-            tap = "no tensor"
-            if tensor is not None:
-                tap = self.backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, self.site)
-                if isinstance(tap, str):
-                    self.site.reason = f"no gradient: {tap}"
-                elif self.backend.is_leaf(tensor):  # its hooks outlive the graph
-                    self.site.keep((id(tensor), slot), tap)
-            expected.append(not isinstance(tap, str))
+        expected = [
+            tensor is not None and self._tap_output(gradients, slot, tensor, module) for slot, tensor in entries
+        ]
         gradients.expect("output", [slot for slot, _ in entries], expected)
         if any(expected):
             self.site.calls += 1
+
+    def _tap_output(self, gradients: CallGradients, slot: str, tensor: Any, module: Any) -> bool:
+        """Wait for the gradient of one output; False where none comes, or comes to another run of this call."""
+        backend, site = self.backend, self.site
+        is_leaf = backend.is_leaf(tensor)
+        if is_leaf and backend.in_backward() and site.leaf_taps.has(tensor, slot):
+            return False  # checkpointing without reentry: it comes to the first run
+        if not backend.tracks_gradients() and backend.regions():
+            return False  # with reentry: it comes to the second
+        tap = backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, site)
+        if isinstance(tap, str):
+            site.reason = f"no gradient: {tap}"
+            return False
+        if is_leaf:
+            site.leaf_taps.keep(tensor, slot, tap, self.gathering.passes)
+        return True
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         running = self._take()

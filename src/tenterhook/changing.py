@@ -62,7 +62,7 @@ class _Before:
 
     def is_same_to_the_graph(self, backend: Backend) -> bool:
         """Whether differentiation takes it for the same result of the same computation."""
-        return self.origin is not None and backend.origin(self.tensor) is self.origin
+        return self.origin is not None and backend.origin(self.tensor) == self.origin
 
 
 def change(

@@ -231,12 +231,16 @@ class EditedModule:
     # --- gradients -------------------------------------------------------------------------------------------------
     def _tap_output(self, module: Any, edit: ModuleEdit, call: LiveCall, output: Any) -> None:
         backend = self._session.backend
+        taps = edit.site.leaf_taps
         for slot, tensor in edit.parts.of_gradients(leaves(output, backend.tensor_types)):
+            is_leaf = backend.is_leaf(tensor)
+            if is_leaf and backend.in_backward() and taps.has(tensor, slot):
+                continue  # without reentry it is the call that is repeated here whose gradient comes
             arrived = partial(edit.gradient, slot, edit.address(slot, call))
             tap = backend.tap(tensor, arrived, module, edit.site)
             self._note(edit, tap)
-            if not isinstance(tap, str) and backend.is_leaf(tensor):  # its hooks outlive the graph
-                edit.site.keep((id(tensor), slot), tap)
+            if is_leaf and not isinstance(tap, str):
+                taps.keep(tensor, slot, tap, edit.site.fired)
 
     def _alias_inputs(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._session.tracker.running()

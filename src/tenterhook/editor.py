@@ -311,9 +311,9 @@ class Editor:
         """Say what the edits are as plain data, one dictionary each."""
         return [handle.describe() for handle in self._handles]
 
-    def modules(self) -> list[Any]:
-        """Return all modules of the model; none where it is gone."""
-        return [entry.module for entry in self._model.entries()]
+    def module_refs(self) -> Sequence[active_edits.ModuleRef]:
+        """Return weak references to the modules of the model, the root first."""
+        return self._model.refs
 
     @property
     def running(self) -> bool:

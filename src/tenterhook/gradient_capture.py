@@ -11,6 +11,7 @@ from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Backend, Detachable
 from tenterhook.backward_passes import RunningPass
 from tenterhook.calls import LiveCall
+from tenterhook.leaf_taps import LeafTaps
 from tenterhook.row_capture import RowCapture
 from tenterhook.tracker import Tracker
 from tenterhook.values import argument_leaves, bind_arguments, replace_arguments
@@ -44,7 +45,8 @@ class GradientCapture:
         self._rows = rows
         self._arrived = arrived
         self._guarded = guarded
-        self._leaf_taps: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
+        self._leaf_taps = LeafTaps()
+        self._turn = 0  # backward passes so far
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, RunningPass[LiveCall]] = weakref.WeakValueDictionary()
         self._untold: RunningPass[LiveCall] | None = None  # the newest, where the framework tells no end of a pass
@@ -53,19 +55,18 @@ class GradientCapture:
         self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
     ) -> Detachable | None:
         """Wait for the gradient of a tensor; None where none can come, which is counted."""
-        tap = self._backend.tap(tensor, partial(self._arrived, call, kind, slot, note), module, self)
         watched = call.watched
+        is_leaf = self._backend.is_leaf(tensor)
+        place = (id(watched), slot)
+        if is_leaf and call.forward is not None and self._leaf_taps.has(tensor, place):
+            return None  # without reentry it is the call that is repeated here whose gradient comes
+        tap = self._backend.tap(tensor, partial(self._arrived, call, kind, slot, note), module, self)
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
             return None
         call.pending[kind, slot] = -1  # the backward pass that brought it last
-        if self._backend.is_leaf(
-            tensor
-        ):  # its hooks outlive the graph: only the newest one stays, until the session ends
-            old = self._leaf_taps.pop(key := (id(tensor), id(watched), slot), None)
-            if old is not None:
-                old.remove()
-            self._leaf_taps[key] = tap
+        if is_leaf:
+            self._leaf_taps.keep(tensor, place, tap, self._turn)
         return tap
 
     def alias_inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,6 +108,7 @@ class GradientCapture:
         call.backward_seq = self._tracker.next_seq()
         if token not in self._passes:
             running = self._passes[token] = RunningPass()
+            self._turn += 1
             if not self._backend.at_backward_end(partial(self._guarded, self._end_backward, token, running)):
                 self._untold = running
         passes = [token]
@@ -134,6 +136,4 @@ class GradientCapture:
 
     def close(self) -> None:
         """Take off the taps that outlive their graph."""
-        for tap in list(self._leaf_taps.values()):
-            tap.remove()
-        self._leaf_taps.clear()
+        self._leaf_taps.remove()

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from tenterhook.backends import Detachable, Region
 from tenterhook.errors import HookError
+from tenterhook.leaf_taps import LeafTaps
 from tenterhook.notes import note_error
 
 __all__ = ["Handle", "HookSite", "check_signature", "in_callback", "name_of", "without_cycle"]
@@ -97,13 +98,13 @@ class HookSite:
 
     __slots__ = (
         "_attachment",
-        "_lasting",
         "_repeating",
         "at_removal",
         "calls",
         "fired",
         "fn",
         "kind",
+        "leaf_taps",
         "left_alone",
         "live",
         "looked",
@@ -133,21 +134,12 @@ class HookSite:
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong
         self.at_removal: Callable[[], None] | None = None
         self._attachment: Detachable | None = None
-        self._lasting: weakref.WeakValueDictionary[object, Any] = (
-            weakref.WeakValueDictionary()
-        )  # taps on leaves, which no graph takes with it
+        self.leaf_taps = LeafTaps()
         self._repeating: list[int] = []  # threads that recompute a region in which it has changed something
 
     def attached(self, attachment: Detachable) -> None:
         """Keep what the framework gave for our hook."""
         self._attachment = attachment
-
-    def keep(self, key: object, tap: Detachable) -> None:
-        """Keep a tap on a leaf until the hook is removed, or until one of a later call takes its place."""
-        old = self._lasting.pop(key, None)
-        if old is not None:
-            old.remove()
-        self._lasting[key] = tap
 
     @property
     def in_place(self) -> bool:
@@ -202,9 +194,7 @@ class HookSite:
     def remove(self) -> None:
         """Take the hook off, at once; a second call does nothing."""
         self.live = False
-        for tap in list(self._lasting.values()):
-            tap.remove()
-        self._lasting.clear()
+        self.leaf_taps.remove()
         if self.at_removal is not None:
             self.at_removal()
             self.at_removal = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -72,6 +72,16 @@ class Recorder:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(error)
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Self]:
+        """Record one call of ``fn``: ``output, rec = th.record(model, tensors=True).run(model, x)``.
+
+        Returns:
+            what ``fn`` returns, and this recorder, finished.
+        """
+        with self:
+            output = fn(*args, **kwargs)
+        return output, self
 
     @property
     def _state(self) -> Literal["new", "running", "closed"]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.errors import UnsupportedError
@@ -151,17 +152,29 @@ class ScriptRecorder:
         self._attachments: list[Detachable] = []
         self._stack = contextlib.ExitStack()
         self._told: list[Sequence[str]] = []
+        self._edits = EditWatch(())
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
         self._met_ns = 0  # when the first model was called
         self._fullest: FullStep | None = None
 
+    @property
+    def rank(self) -> int:
+        """Which of the processes of the run this one is."""
+        return self._manifest.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes the run has."""
+        return self._manifest.world
+
     # --- the session -----------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Wait for a framework's import, or take the one that is there."""
         self._running = True
         self._began_ns = time.perf_counter_ns()
+        self._edits = self._stack.enter_context(watching_edits())
         for framework in FRAMEWORKS:
             if framework in sys.modules:
                 self._framework_imported(framework)
@@ -247,6 +260,7 @@ class ScriptRecorder:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.error = words_of(error)
+        manifest.edits = self._edits.on(None)
         told = [sentence for told in self._told for sentence in told]
         if self._capture is not None and self._schedule is not None:
             finish_manifest(

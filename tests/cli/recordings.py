@@ -136,12 +136,16 @@ def write_net(
     return path
 
 
-def _write(path: Path, calls: list[dict[str, Any]], values: list[dict[str, Any]], **fields: Any) -> Path:
+def _write(
+    path: Path, calls: list[dict[str, Any]], values: list[dict[str, Any]], *, close: bool = True, **fields: Any
+) -> Path:
     manifest = _manifest(**fields)
     sink = DiskSink(path, manifest)
     sink.write_calls(batch(CALLS, calls))
     sink.write_values(batch(VALUES, values))
-    sink.close(manifest, _modules())
+    sink.flush()
+    if close:
+        sink.close(manifest, _modules())
     return path
 
 
@@ -182,11 +186,11 @@ def write_first_bad(path: Path, kind: str, given: dict[str, Any] | None) -> Path
     return _write(path, [call(0, 3, "fc", type="Linear")], values, steps=4)
 
 
-def write_steps(path: Path, steps: Iterable[int]) -> Path:
+def write_steps(path: Path, steps: Iterable[int], *, close: bool = True) -> Path:
     """Write one forward of the model for each item, in that step."""
     numbered = list(steps)
     calls = [call(seq, step, "", type="Net", call=numbered[:seq].count(step)) for seq, step in enumerate(numbered)]
-    return _write(path, calls, [], steps=max(numbered) + 1)
+    return _write(path, calls, [], close=close, steps=max(numbered) + 1)
 
 
 def write_empty(path: Path) -> Path:

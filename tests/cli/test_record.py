@@ -173,6 +173,30 @@ def test_an_option_of_ours_after_the_script_is_the_scripts(folder: Path, start: 
     assert (note in done.stderr) == told
 
 
+def test_a_model_that_two_threads_call_first_is_one_model(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.partition("optimizer")[0]
+        + """
+import threading, time
+class Slow(dict):  # to be looked through takes long, so that the other thread comes while it is
+    def items(self):
+        time.sleep(0.3)
+        return super().items()
+model._modules = Slow(model._modules)
+ready = threading.Barrier(2)
+threads = [threading.Thread(target=lambda: (ready.wait(), model(torch.ones(1, 4)))) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    )
+    done = record(folder, "-o", "a.thk", "train.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    found = open_recording(folder / "a.thk")
+    assert found.models == ["Net"]
+    [roots] = found.query("select count(*) n, count(distinct thread) threads from calls where path = ''").to_pylist()
+    assert roots == {"n": 2, "threads": 2}
+
+
 def test_steps(folder: Path) -> None:
     record(folder, "-o", "a.thk", "--steps", "1:3", "train.py")
     assert open_recording(folder / "a.thk").steps == [1, 2]
@@ -347,3 +371,22 @@ def test_a_file_beside_the_script_that_comes_too_late_is_told(
     assert done.stdout == "done\n"
     assert "note: random.py is beside the script" in done.stderr
     assert done.stderr.count("note:") == 1
+
+
+def test_edits_that_a_script_makes_are_in_its_recording(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import torch, tenterhook as th
+from torch import nn
+def run():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    for _ in range(3):
+        with th.edit(net) as edit:
+            edit.output("0", th.edits.scale(0.5), call=0)
+            edit.output("0", th.edits.scale(0.5), call=0)
+            net(torch.ones(1, 2))
+run()  # the model is gone when the script ends
+""")
+    done = record(tmp_path, "-q", "--to", "run.thk", "train.py")
+    assert done.returncode == 0, done.stderr
+    one = {"kind": "output", "select": "0", "value": "scale(0.5)", "ran": 3, "call": [0]}
+    assert open_recording(tmp_path / "run.thk").manifest.edits == [one, one]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -173,8 +174,8 @@ def test_long_names_leave_the_numbers_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "word"),
-    [({"partial": "the disk is full"}, "PARTIAL"), ({"close": False}, "UNFINISHED"), ({}, "complete")],
-    ids=["partial", "unfinished", "complete"],
+    [({"partial": "the disk is full"}, "PARTIAL"), ({"close": False}, "RUNNING"), ({}, "complete")],
+    ids=["partial", "running", "complete"],
 )
 def test_the_verdict_says_how_whole_it_is(tmp_path: Path, fields: dict, word: str) -> None:
     path = write_net(tmp_path / "a.thk", **fields)
@@ -211,8 +212,6 @@ def test_the_newest_is_number_0(net: Path) -> None:
     older = net.parent / "older.thk"
     write_net(older, note="the older one")
     stamp = (net / "recording.json").stat()
-    import os
-
     os.utime(older / "recording.json", ns=(stamp.st_atime_ns, stamp.st_mtime_ns - 10**9))
     assert "the older one" not in show("@0").out
     assert "the older one" in show("@1").out
@@ -233,9 +232,20 @@ def test_where_all_recordings_are_empty(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.err.splitlines()[1] == "  the newest one is empty: tenterhook show a.thk"
 
 
-def test_a_recording_that_has_just_begun_is_the_newest(net: Path) -> None:
-    write_net(Path("running.thk"), close=False)
-    assert "UNFINISHED" in show("@0").out
+def test_a_recording_that_is_being_written_is_the_newest(net: Path) -> None:
+    path = write_net(Path("running.thk"), close=False)  # by this process, which is alive
+    out = show("@0").out
+    assert out.splitlines()[0].endswith("RUNNING")
+    assert f"process {os.getpid()} is writing it; what had come by now is here" in out
+    assert json.loads(show("@0", "--json").out)["status"] == "running"
+    (path / "rank-00000" / "claim.json").unlink()
+    assert show("@0").out.splitlines()[0].endswith("UNFINISHED")
+
+
+def test_of_a_run_that_goes_on_the_last_whole_step_is_shown(tmp_path: Path) -> None:
+    path = write_steps(tmp_path / "a.thk", range(5), close=False)
+    assert "step 3, forward" in show(str(path)).out
+    assert "step 0, forward" in show(str(write_steps(tmp_path / "b.thk", range(5)))).out
 
 
 @pytest.mark.parametrize("name", ["train", "train.thk", "runs/train", "runs/train.thk"])

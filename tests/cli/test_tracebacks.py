@@ -67,3 +67,27 @@ def test_traceback_is_that_of_the_bare_script(program: str, tmp_path: Path) -> N
         ends.append((done.returncode, done.stdout, done.stderr))
     assert ends[0][0] != 0
     assert ends[1] == ends[0]
+
+
+def test_traceback_of_a_thread_is_that_of_the_bare_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        NET
+        + "import threading\n"
+        + "for run in (lambda: net(x), lambda: {}['missing']):\n"
+        + "    thread = threading.Thread(target=run, name='T')\n"
+        + "    thread.start()\n"
+        + "    thread.join()\n"
+    )
+    ends = []
+    for command in ([], ["-m", "tenterhook", "record", "-q", "--to", str(tmp_path / "run.thk")]):
+        done = subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(),
+        )
+        ends.append(done.stderr)
+    assert ends[0].count("Exception in thread T") == 2
+    assert ends[1] == ends[0]

@@ -21,11 +21,3 @@ def fw(request: pytest.FixtureRequest) -> Adapter:
     if isinstance(adapter, str):
         pytest.skip(f"{adapter} is not installed")
     return adapter
-
-
-@pytest.fixture(autouse=True)
-def needed(request: pytest.FixtureRequest, fw: Adapter) -> None:
-    """Leave out what a framework does not have: ``@pytest.mark.needs("checkpoints")``."""
-    for mark in request.node.iter_markers("needs"):
-        if mark.args[0] in fw.lacks:
-            pytest.skip(f"{fw.name} has no {mark.args[0]}")

@@ -99,3 +99,20 @@ def test_none_leaves_everything_bit_for_bit_as_it_was(fw: Adapter) -> None:
     assert np.array_equal(hooked.inputs[0], bare.inputs[0])
     for name, gradient in bare.parameters.items():
         assert np.array_equal(hooked.parameters[name], gradient)
+
+
+def test_the_value_of_an_earlier_call_is_refused(fw: Adapter) -> None:
+    net, store = mlp(fw), {}
+    with th.hooks(net) as hooks:
+        hooks.forward("0", lambda module, args, output: store.setdefault("0", output))
+        net(fw.tensor(X))
+        with pytest.raises(EditError, match="a value of an earlier call"):
+            net(fw.tensor(X + 1))
+
+
+def test_a_change_that_is_not_differentiated_is_told(fw: Adapter) -> None:
+    net = mlp(fw)
+    with th.hooks(net) as hooks:
+        hooks.forward("0", lambda module, args, output: fw.overwrite(output, 0.5))
+        with pytest.warns(th.TenterhookWarning, match="changed in place without being differentiated"):
+            fw.run(net, loss_of(net), [X])

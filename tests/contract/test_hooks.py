@@ -314,7 +314,6 @@ def test_a_copy_of_a_hooked_model_carries_no_hooks(fw: Adapter) -> None:
 # ---- checkpoints ----
 
 
-@pytest.mark.needs("checkpoints")
 def test_a_recomputed_region_counts_once(fw: Adapter) -> None:
     inner = fw.sequential(fw.linear(W0), fw.relu())
     net = fw.sequential(fw.checkpointed(inner))
@@ -329,7 +328,6 @@ def test_a_recomputed_region_counts_once(fw: Adapter) -> None:
     close(run.inputs[0], ((X @ W0.T) > 0) @ W0)
 
 
-@pytest.mark.needs("checkpoints")
 def test_an_edit_in_a_recomputed_region_is_repeated(fw: Adapter) -> None:
     net = fw.sequential(fw.checkpointed(fw.sequential(fw.relu(), fw.linear(W0))))
     with th.hooks(net) as hooks:

@@ -143,7 +143,6 @@ def test_sketches_and_digests_do_not_depend_on_the_framework(fw: Adapter) -> Non
     np.testing.assert_array_equal(np.float32(row["sketch"]), describe(value)["sketch"])
 
 
-@pytest.mark.needs("assignment")
 def test_what_is_kept_is_a_copy(fw: Adapter) -> None:
     net = fw.identity()
     x = fw.tensor(np.float32([1.0, 2.0]))
@@ -251,7 +250,6 @@ def test_an_exception_in_the_model_is_recorded_and_passes(fw: Adapter) -> None:
     assert errors == {"": "Boom: in the model", "inner": "Boom: in the model"}
 
 
-@pytest.mark.needs("checkpoints")
 def test_recomputation_is_not_counted_twice(fw: Adapter) -> None:
     net = fw.sequential(fw.checkpointed(fw.sequential(fw.linear(W0), fw.relu())), fw.linear(W2))
     with th.record(net) as rec, th.record(net, recompute=True) as both:
@@ -272,3 +270,29 @@ def test_recording_and_hooks_together(fw: Adapter) -> None:
         fw.run(net, loss_of(net), [X])
     close(seen[0], expected.grad_inputs["1"])
     close(fw.array(rec["1"].grad_output), expected.grad_outputs["1"])
+
+
+# ---- functional calls ----
+
+
+def test_functional_calls_have_values_gradients_and_places(fw: Adapter) -> None:
+    def forward(self: Any, x: Any) -> Any:
+        return ((self.inner(x * 2) + 1).clamp(0.0, 4.0) * 3).sum()
+
+    net = fw.module("Net", forward, inner=fw.relu())
+    with th.record(net, ops=True, tensors=True) as rec:
+        fw.run(net, net, [np.float32([[1.0, -2.0, 3.0]])], wrt_inputs=True)
+    found = {f"{call.path}#{call.call}": call for call in rec.order() if call.type == "op" and call.phase == "forward"}
+    assert list(found) == ["(root)/mul#0", "(root)/add#0", "(root)/clamp#0", "(root)/mul#1", "(root)/sum#0"]
+    values = {place: fw.array(call.output).ravel().tolist() for place, call in found.items()}
+    assert values == {
+        "(root)/mul#0": [2, -4, 6], "(root)/add#0": [3, 1, 7], "(root)/clamp#0": [3, 1, 4], "(root)/mul#1": [9, 3, 12],
+        "(root)/sum#0": [24],
+    }  # fmt: skip
+    gradients = {place: fw.array(call.grad_output).ravel().tolist() for place, call in found.items()}
+    assert gradients == {
+        "(root)/mul#0": [3, 0, 0], "(root)/add#0": [3, 3, 0], "(root)/clamp#0": [3, 3, 3], "(root)/mul#1": [1, 1, 1],
+        "(root)/sum#0": [1],
+    }  # fmt: skip
+    backward = [call.path for call in rec.order() if call.phase == "backward"]
+    assert backward == ["", *(f"(root)/{name}" for name in ("sum", "mul", "clamp", "add")), "inner", "(root)/mul"]

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.contract.conftest import fw, needed
+from tests.contract.conftest import fw
 
-__all__ = ["fw", "needed"]
+__all__ = ["fw"]

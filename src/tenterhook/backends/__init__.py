@@ -256,7 +256,7 @@ class Backend(EditingMethods, Protocol):
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: Any) -> Summary:
-        """Return shape, dtype name and device name."""
+        """Return shape, with -1 for sizes that are ragged or only symbols, dtype name and device name."""
         ...
 
     def measure(self, tensor: Any, rows: RowBuffer, row: int) -> str | None:

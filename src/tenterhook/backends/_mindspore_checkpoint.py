@@ -12,19 +12,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 from mindspore.graph.api import _pynative_executor as executor
 
+from tenterhook.backends._reruns import AroundT, Reruns
+
 __all__ = ["Region", "begin_rerun", "forget_regions", "is_early_stop", "is_recomputing", "regions", "was_changed_by"]
 
-AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
-
-class Region:
+class Region(Reruns):
     """One run of a region: what is to be around its second run."""
 
     hold: Callable[[], Any] = staticmethod(
@@ -32,35 +31,21 @@ class Region:
     )  # keeps MindSpore changed; set by the module that can
 
     def __init__(self, run: Callable[..., Any] | None = None) -> None:
+        super().__init__()
         self._run = run
-        self._around: dict[object, tuple[Any, Any]] = {}
         self._hold: Any = None
 
     def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
         if self._hold is None:
             self._hold = Region.hold()
             _regions.holding.add(self)
-        return self._around.setdefault(key, (around, attachment))[0]
+        return super().on_rerun(key, around, attachment)
 
     def release(self) -> None:
         """Nothing needs to stay changed for this region any more."""
         if self._hold is not None:
             hold, self._hold = self._hold, None
             hold.release()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._around
-
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            arounds = list(self._around.values())
-            # What was taken off last is put back first: so each finds the neighbours that it had.
-            for around, attachment in sorted(arounds, key=lambda one: -one[1].removed if one[1] is not None else 0):
-                if attachment is not None:
-                    stack.enter_context(attachment.in_place())
-                stack.enter_context(around())
-            yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert self._run is not None

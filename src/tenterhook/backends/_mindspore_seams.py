@@ -28,6 +28,7 @@ from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 
 from tenterhook.backends import Instead
 from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
+from tenterhook.backends._mindspore_in_place import Stepped
 from tenterhook.backends._mindspore_offers import offer
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
@@ -131,9 +132,11 @@ def _tell_of_failure(
 def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a cell of the training machinery: what it calls for itself is no model, and an optimizer ends a step."""
     running = STATE.quiet.setdefault(threading.get_ident(), [])
+    step = None
     if isinstance(cell, OPTIMIZERS):
         if not any(isinstance(other, OPTIMIZERS) for other in running):
             args = offer(cell, args)
+        step = Stepped(cell, args[0] if args else None)
         for listener in tuple(STATE.steps_to_come):
             listener.fn(cell)
     running.append(cell)
@@ -141,7 +144,8 @@ def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[s
         output = original(cell, *args, **kwargs)
     finally:
         running.pop()
-    if isinstance(cell, OPTIMIZERS):
+    if step is not None:
+        step.tell()
         for listener in tuple(STATE.steps):
             listener.fn(cell)
     return output

@@ -8,47 +8,31 @@ keeps that function elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from tenterhook.backends._torch_attachments import Attachment
+from tenterhook.backends._reruns import Reruns
 
 __all__ = ["Region", "callers", "is_early_stop", "is_recomputing", "reentry_is_possible", "regions", "was_changed_by"]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
-AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
-
-class Region:
+class Region(Reruns):
     """Stands in place of the function that recomputes a region, and runs it inside what was asked for."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
         self._run = run
-        self._around: dict[object, tuple[Any, Attachment | None]] = {}
-
-    def on_rerun(self, key: object, around: AroundT, attachment: Any = None) -> AroundT:
-        return self._around.setdefault(key, (around, attachment))[0]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            arounds = list(self._around.values())
-            # What was taken off last is put back first: so each finds the neighbours that it had.
-            for around, attachment in sorted(arounds, key=lambda one: -one[1].removed if one[1] is not None else 0):
-                if attachment is not None:
-                    stack.enter_context(attachment.in_place())
-                stack.enter_context(around())
+        with self.around():
             return self._run(*args, **kwargs)
 
 

@@ -12,6 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from tenterhook.backends import ParameterEntry
 from tenterhook.backends import _places as places
+from tenterhook.backends._torch_shards import sharded_parameters
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
 
@@ -83,8 +84,12 @@ def list_modules(model: nn.Module) -> list[Entry]:
 
 
 def list_parameters(model: nn.Module) -> list[ParameterEntry]:
+    shards = sharded_parameters(model)
     return places.list_parameters(
-        walk(model), lambda module: [(name, one) for name, one in module._parameters.items() if one is not None]
+        walk(model),
+        lambda module: [
+            (name, shards.get(id(one), one)) for name, one in module._parameters.items() if one is not None
+        ],
     )
 
 

@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_dtensor", "local_part", "process", "shard_like", "shard_note", "shard_offset", "sketch_offset"]
+__all__ = [
+    "is_dtensor",
+    "local_part",
+    "process",
+    "replicated",
+    "shard_like",
+    "shard_note",
+    "shard_offset",
+    "sharded_parameters",
+    "sketch_offset",
+]
 
 
 def process() -> tuple[int, int] | None:
@@ -17,6 +27,21 @@ def process() -> tuple[int, int] | None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def sharded_parameters(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """Return, by the id of the whole one that stands in a module now, the shards that FSDP2 puts back there after its use."""
+    found: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for parameter in (one for group in groups if group is not None for one in group.fsdp_params):
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None:
+                found[id(whole)] = parameter.sharded_param
+    return found
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -90,3 +115,10 @@ def shard_like(tensor: Any, local: torch.Tensor) -> Any:
     return type(tensor).from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def replicated(whole: torch.Tensor, like: Any) -> Any:
+    """Return a distributed tensor, on the mesh of ``like``, of which each process has the whole; the same everywhere."""
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415
+
+    return type(like).from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)

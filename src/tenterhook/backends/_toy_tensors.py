@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Parameter", "Tap", "Tensor", "at_backward_end", "backward_token", "make", "no_grad", "tracks"]
+from tenterhook.backends import OpListener
+
+__all__ = ["OpTeller", "Parameter", "Tap", "Tensor", "at_backward_end", "backward_token", "make", "no_grad", "tracks"]
 
 _tracking = threading.local()
 _tokens = itertools.count()
@@ -30,6 +33,7 @@ class Tensor:
         self.requires_grad = requires_grad
         self.grad: np.ndarray | None = None
         self.taps: list[Tap] = []
+        self.version = 0
         self.sources: list[tuple[Tensor, Callable[[np.ndarray], np.ndarray]]] = []
 
     @property
@@ -58,55 +62,65 @@ class Tensor:
             (other, lambda g: _unbroadcast(g * self.data, other.shape)),
         )
 
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __neg__(self) -> Tensor:
-        return self * -1.0
-
-    def __sub__(self, other: Tensor | float) -> Tensor:
-        return self + -other
-
-    def __truediv__(self, other: float) -> Tensor:
-        return make(_quietly(np.divide, self.data, other), (self, lambda g: _quietly(np.divide, g, other)))
-
-    def __rtruediv__(self, other: float) -> Tensor:
-        quotient = _quietly(np.divide, other, self.data)
-        return make(quotient, (self, lambda g: _quietly(np.divide, -g * quotient, self.data)))
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def __getitem__(self, index: Any) -> Tensor:
         def derive(gradient: np.ndarray) -> np.ndarray:
             whole = np.zeros_like(self.data)
-            whole[index] = gradient
+            np.add.at(whole, index, gradient)
             return whole
 
         return make(self.data[index], (self, derive))
 
-    def __float__(self) -> float:
-        return float(self.data)
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self.requires_grad:
+            raise RuntimeError("the toy framework cannot differentiate what is changed in place")
+        self.data[index] = value.data if isinstance(value, Tensor) else value
+        self.version += 1
+
+    def __truediv__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            other = Tensor(other)
+        ratio = _divided(self.data, other.data)
+        return make(
+            ratio,
+            (self, lambda g: _unbroadcast(_divided(g, other.data), self.shape)),
+            (other, lambda g: _unbroadcast(_divided(-g * ratio, other.data), other.shape)),
+        )
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return Tensor(other) / self
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        return self + other * -1
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.data, dtype)
+        return np.array(self.data, dtype=dtype)
+
+    def clamp(self, low: float | None = None, high: float | None = None) -> Tensor:
+        """Return the elements that lie between two bounds as they are, the others at the nearer bound."""
+        inside = np.ones(self.shape, bool)
+        inside &= True if low is None else self.data >= low
+        inside &= True if high is None else self.data <= high
+        return make(np.clip(self.data, low, high), (self, lambda g: g * inside))
+
+    def sqrt(self) -> Tensor:
+        """Return the square root of each element."""
+        root = np.sqrt(self.data)
+        return make(root, (self, lambda g: g / (2 * root)))
 
     def relu(self) -> Tensor:
         """Return max(x, 0)."""
         return make(np.maximum(self.data, 0), (self, lambda g: g * (self.data > 0)))
 
-    def clamp(self, low: float | None = None, high: float | None = None) -> Tensor:
-        """Return the elements, brought between two bounds."""
-        inside = (self.data >= (-np.inf if low is None else low)) & (self.data <= (np.inf if high is None else high))
-        return make(np.clip(self.data, low, high), (self, lambda g: g * inside))
-
-    def sqrt(self) -> Tensor:
-        """Return the square roots."""
-        root = np.sqrt(self.data)
-        return make(root, (self, lambda g: g / (2 * root)))
-
-    def sum(self, axis: Any = None, *, keepdims: bool = False) -> Tensor:
-        """Return the sum of all elements, shape (), or along axes."""
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Return the sum of all elements, shape (), or of those along some axes."""
 
         def derive(gradient: np.ndarray) -> np.ndarray:
-            whole = gradient if axis is None or keepdims else np.expand_dims(gradient, axis)
-            return np.broadcast_to(whole, self.shape)
+            if axis is not None and not keepdims:
+                gradient = np.expand_dims(gradient, axis)
+            return np.broadcast_to(gradient, self.shape)
 
         return make(self.data.sum(axis=axis, keepdims=keepdims), (self, derive))
 
@@ -114,14 +128,18 @@ class Tensor:
         """Return the same elements in another shape."""
         return make(self.data.reshape(shape), (self, lambda g: g.reshape(self.shape)))
 
-    def register_hook(self, fn: Callable[[Any], Any]) -> Tap:
-        """Call ``fn(gradient)`` when the gradient is known, after those already there; it may return another."""
+    def register_hook(self, fn: Callable[[Tensor], Tensor | None]) -> Tap:
+        """Call ``fn(gradient)`` in the backward pass, after those registered before; what it returns replaces the gradient."""
         tap = Tap(self, fn, None, None)
         self.taps.insert(0, tap)
         return tap
 
-    def backward(self) -> None:
-        """Fill ``grad`` of all leaves that this scalar came from; of those that came last, first."""
+    def backward(self, gradient: np.ndarray | None = None) -> None:
+        """Fill ``grad`` of all leaves that this came from; of those that came last, first.
+
+        Args:
+            gradient: of this tensor itself; ones by default.
+        """
         order: list[Tensor] = []
         seen: set[int] = set()
 
@@ -137,17 +155,17 @@ class Tensor:
         endings = getattr(_tracking, "endings", [])
         _tracking.token, _tracking.endings = next(_tokens), []
         try:
-            gradients = {id(self): np.ones_like(self.data)}
+            gradients = {id(self): np.ones_like(self.data) if gradient is None else gradient}
             for tensor in reversed(order):
-                gradient = gradients.pop(id(tensor), None)
-                if gradient is None:
+                own = gradients.pop(id(tensor), None)
+                if own is None:
                     continue
-                gradient = tensor.through_taps(gradient)
+                own = tensor.through_taps(own)
                 if not tensor.sources:
-                    tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+                    tensor.grad = own if tensor.grad is None else tensor.grad + own
                 for source, derive in tensor.sources:
                     if source.requires_grad:
-                        part = derive(gradient)
+                        part = derive(own)
                         gradients[id(source)] = gradients[id(source)] + part if id(source) in gradients else part
             for ending in _tracking.endings:
                 ending()
@@ -179,12 +197,42 @@ def make(data: Any, *sources: tuple[Tensor, Callable[[np.ndarray], np.ndarray]])
     if tracks() and any(source.requires_grad for source, _ in sources):
         made.requires_grad = True
         made.sources = list(sources)
+    if getattr(_tracking, "listeners", ()):
+        _tell(made)
     return made
 
 
-def _quietly(operation: Callable[..., Any], *operands: Any) -> Any:
-    with np.errstate(all="ignore"):
-        return operation(*operands)
+class OpTeller:
+    """A context in which a listener is told of the operations on tensors in this thread."""
+
+    def __init__(self, listener: OpListener) -> None:
+        self._listener = listener
+
+    def __enter__(self) -> None:
+        _tracking.listeners = [*getattr(_tracking, "listeners", ()), self._listener]
+
+    def __exit__(self, *exception: object) -> None:
+        _tracking.listeners = [one for one in _tracking.listeners if one is not self._listener]
+
+    def gives(self, value: Any) -> None:
+        """Nothing is left to do: an operation's own result is what is differentiated."""
+
+
+def _tell(made: Tensor) -> None:
+    """Say which operation has made a tensor: the method that has called :func:`make`."""
+    frame = sys._getframe(2)
+    name = frame.f_code.co_name.strip("_")
+    caller = frame.f_back
+    line = None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    for listener in _tracking.listeners:
+        begun = listener.begins(name, lambda: line)
+        if begun is not None:
+            listener.ends(begun, made, None)
+
+
+def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):  # infinities and NaN are what the frameworks give, too
+        return one / other
 
 
 def _unbroadcast(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -32,6 +32,8 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
+from tenterhook.backends._installed import function_name, users_function
+from tenterhook.backends._mindspore_in_place import tell_of_cells, tell_of_code
 from tenterhook.backends._mindspore_installed import list_hooks
 from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
@@ -97,6 +99,9 @@ class MindSporeBackend:
         *,
         layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
+        for callback in (before, after):
+            if callback is not None and (function := users_function(callback)) is not None:
+                tell_of_code(function, f"the hook {function_name(function)}")
         return put_on(CallHook(module, before, after, failed, layer=layer))
 
     def running_modules(self) -> list[Any]:
@@ -136,11 +141,13 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        eager = model is not None
-        del model  # a suspended frame would keep it alive
-        hold = Hold(eager=eager)
         told: list[str] = []  # gets a sentence for each compiled function as it is met
         STATE.told.append(told)
+        eager = model is not None
+        hold = Hold(eager=eager)
+        if model is not None:
+            tell_of_cells(cell for _, _, cell, _ in models.walk(model))
+        del model  # a suspended frame would keep it alive
         self._eager_sessions += eager
         try:
             yield told
@@ -175,11 +182,12 @@ class MindSporeBackend:
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
 
-    def origin(self, tensor: Any) -> object:
-        return None
+    def origin(self, tensor: mindspore.Tensor) -> object:
+        node = tensor._grad_node
+        return None if node is None or tensor._is_leaf else (node._unique_id(), node._sequence_nr())
 
-    def address(self, tensor: Any) -> int | None:
-        return None
+    def address(self, tensor: mindspore.Tensor) -> int | None:
+        return None if _is_uninitialised(tensor) else tensor.data_ptr() or None
 
     def is_leaf(self, tensor: mindspore.Tensor) -> bool:
         return tensor._is_leaf

@@ -291,7 +291,7 @@ class TorchBackend:
         if accumulated:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
-            return ShardTap(parameter, fn)
+            return ShardTap(parameter, fn, edits=edits)
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -362,20 +362,24 @@ class TorchBackend:
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: torch.Tensor) -> Summary:
         dtype = tensor.dtype
-        shape = tuple(tensor.shape)
+        try:
+            shape = tuple(tensor.shape) if type(tensor) in _PLAIN else _known_shape(tensor)
+        except RuntimeError:  # of a nested tensor in the strided layout
+            shape = (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
         return shape, _DTYPE_NAMES.get(dtype) or str(dtype), "cpu" if tensor.is_cpu else str(tensor.device)
 
     def measure(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         if type(tensor) in _PLAIN:
             try:
-                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_nested):
                     code = _CODES.get(dtype := tensor.dtype)
                     if code is not None and not (dtype.is_complex and tensor.is_conj()):
                         numel = tensor.numel()
                         if numel >= THREADED_NUMEL:
                             set_threads(torch.get_num_threads())
-                        rows.measure_flat(row, tensor.data_ptr(), code, numel)
-                        return None
+                        if tensor.untyped_storage().nbytes() or not numel:  # else it has been let go, as FSDP does
+                            rows.measure_flat(row, tensor.data_ptr(), code, numel)
+                            return None
             except RuntimeError:
                 pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
         return self._measure_unusual(tensor, rows, row)
@@ -488,6 +492,11 @@ def _is_batched(tensor: torch.Tensor) -> bool:
     return False
 
 
+def _known_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Give -1 for sizes that are no numbers: ragged ones, and symbols of a tracer."""
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
 def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
         return "meta tensor: no values"
@@ -500,10 +509,10 @@ def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "quantised tensor: no statistics"
     try:
-        address = tensor.data_ptr()
-    except RuntimeError as error:
+        size = tensor.untyped_storage().nbytes() and tensor.data_ptr()
+    except RuntimeError as error:  # NotImplementedError is one
         return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
-    if address == 0 and tensor.numel() > 0:
+    if size == 0 and tensor.numel() > 0:
         return f"{type(tensor).__name__}: no storage of its own"
     return None
 

@@ -16,6 +16,7 @@ import click
 
 from tenterhook.address import ROOT, Kind
 from tenterhook.cli.group import Work, verbose_option
+from tenterhook.cli.launch import is_launcher, label_of, with_us_between
 from tenterhook.cli.script import Target
 from tenterhook.errors import SelectionError
 from tenterhook.selection import check_patterns
@@ -23,6 +24,7 @@ from tenterhook.selection import check_patterns
 __all__ = ["command", "find_target"]
 
 _DASHES = "tenterhook.dashes"
+_OURS = "tenterhook.ours"
 
 
 _SHARED = ("--help", "--verbose", "--version")
@@ -79,13 +81,15 @@ def _rates(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 
 
 class _RecordCommand(click.Command):
-    """Remembers whether ``--`` stood before the target, which click's parser forgets."""
+    """Remembers whether ``--`` stood before the target, and our own options as they were typed: click's parser forgets both."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
         target = ctx.params.get("target") or ()
-        ctx.meta[_DASHES] = given[: len(given) - len(target)][-1:] == ["--"]
+        before = given[: len(given) - len(target)]
+        ctx.meta[_DASHES] = before[-1:] == ["--"]
+        ctx.meta[_OURS] = before[:-1] if ctx.meta[_DASHES] else before
         return rest
 
 
@@ -94,7 +98,7 @@ class _RecordCommand(click.Command):
     cls=_RecordCommand,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script and record what happens in its models.",
-    epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
+    epilog="Everything after the script (or module) belongs to it, also what looks like options of tenterhook.",
 )
 @click.option(
     "-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]"
@@ -111,17 +115,19 @@ class _RecordCommand(click.Command):
     "--kinds",
     metavar="KIND,...",
     callback=_split,
-    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]",
+    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output; with --tensors also input]",
 )
 @click.option(
     "--stats",
     type=click.Choice(["basic", "none"]),
     default="basic",
     show_default=True,
-    help="Statistics of each tensor.",
+    help="Statistics of each tensor: mean, std, extremes, counts of nan, inf and 0.",
 )
 @click.option(
-    "--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors."
+    "--no-sketch",
+    is_flag=True,
+    help="Leave out the sketch by which recordings can be compared without tensors (256 bytes a value).",
 )
 @click.option("--tensors", is_flag=True, help="Store the tensors themselves, inputs too.")
 @click.option("--ops", is_flag=True, help="Record functional calls between modules, too: F.relu, @, flatten.")
@@ -132,7 +138,11 @@ class _RecordCommand(click.Command):
     callback=_rates,
     help="Record every N-th step; 'PATTERN=N' gives some modules a rate of their own, repeatable.  [default: 1]",
 )
-@click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
+@click.option(
+    "--steps",
+    metavar="RANGES",
+    help="Record these steps only: '0:100:10,500' (from, to, by; single ones).  [default: all]",
+)
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -147,23 +157,29 @@ class _RecordCommand(click.Command):
     help="When recording itself fails: go on without it, or stop the script.",
 )
 @click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors of ours.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing of ours unless something is wrong.")
 @click.option("-m", "module", is_flag=True, help="The target is a module, as with python -m.")
-@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGS]...")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE|-- torchrun [ARGS]...")
 @verbose_option
 @click.pass_context
 def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
-    """Run a training script and record what happens in its models.
+    """Run a script and record what happens in its models, forward and backward.
 
-    The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
-    standard error.
+    The script needs no change and notices nothing: its output, exit code and tracebacks are its own (4 is the exit code where it ended
+    well and nothing was recorded). A summary comes at the end, on standard error.
 
     \b
     tenterhook record train.py --lr 3e-4
     tenterhook record --select 'encoder.**' --every 50 -m package.train
+    tenterhook record -- torchrun --nproc-per-node 2 train.py
+
+    Steps are counted from 0. A step ends when an optimizer steps; what runs between two of these, an evaluation for one, belongs to the
+    step before. Where no optimizer ever steps, each call of a model is a step.
     """  # noqa: D301 - click's mark for lines that are not to be filled
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
+    if ctx.meta[_DASHES] and not module and is_launcher(target[0]):
+        return _launch(ctx, target, to)
     if ctx.meta[_DASHES] and not module and not Path(target[0]).exists():
         raise click.UsageError(_no_command(target[0]), ctx)
     found = find_target(target[0], target[1:], module=module)
@@ -182,6 +198,20 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     options["stats"] = None if options["stats"] == "none" else options["stats"]
     options["misplaced"] = _misplaced(ctx, found)
     return Work("tenterhook.cli.run_record:run", {"target": found, "to": to, **options})
+
+
+def _launch(ctx: click.Context, target: tuple[str, ...], to: Path | None) -> Work:
+    """Have a launcher start this very command in each of its processes."""
+    ours = list(ctx.meta[_OURS])
+    if to is None:
+        if any(word.partition("=")[0] in ("--nnodes", "--nodes") for word in target):
+            raise click.UsageError(
+                "each of several nodes would find a name of its own\nname the directory that they share: "
+                f"tenterhook record --to runs/NAME.thk -- {target[0]} ...",
+                ctx,
+            )
+        ours += ["--to", str(_free_place(label_of(target)))]
+    return Work("tenterhook.cli.launch:run", {"command": with_us_between(target, ours)})
 
 
 def _misplaced(ctx: click.Context, target: Target) -> tuple[str, ...]:
@@ -269,8 +299,10 @@ def _no_script(name: str) -> str:
 
 
 def _no_command(name: str) -> str:
+    if is_launcher(name):
+        return f"there is no script {name!r}\nto record what it starts, write '--' before it: tenterhook record -- {name} ..."
     return (
-        f"{name!r} is a command; only Python scripts and modules can be recorded yet, not the processes that a command starts\n"
+        f"{name!r} is a command; only Python scripts and modules can be recorded, and what torchrun starts\n"
         f"record the script itself: tenterhook record SCRIPT ARGS, or its module: tenterhook record -m MODULE ARGS"
     )
 

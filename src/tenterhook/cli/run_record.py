@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
         SelectionError: the selection is malformed; the script has not started.
     """
     session = ScriptRecorder(to=to, argv=target.argv, **options)
-    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid())
+    quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
+    who = f"rank {session.rank} of {session.world}" if session.world > 1 else ""
+    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
         for entry in script.shadowed(target):
@@ -55,7 +58,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
             )
         _tell_misplaced(close.console, target, [name for name in misplaced if not _knows(target, name)])
     session.start()
-    with _closed_by_signals(close):
+    with _closed_by_signals(close), _tidy_threads(session.tidy):
         error = script.run(target)
         session.tidy(error)
         script.show_error(error)
@@ -91,6 +94,7 @@ class _Close:
     to: Path
     quiet: bool
     owner: int
+    who: str
     done: bool = False
 
     def __call__(self, error: BaseException | None) -> int:
@@ -113,10 +117,31 @@ class _Close:
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
             if self.quiet:
-                print_trouble(self.console, summary, self.to)
+                print_trouble(self.console, summary, self.to, who=self.who)
             else:
-                print_summary(self.console, summary, self.to)
+                print_summary(self.console, summary, self.to, who=self.who)
         return _NOTHING if why_empty(summary) else 0
+
+
+@contextlib.contextmanager
+def _tidy_threads(tidy: Callable[[BaseException | None], None]) -> Iterator[None]:
+    """Show the exceptions that end the script's threads without what recording has brought into their tracebacks.
+
+    A script that says itself how these are shown has its own way.
+    """
+    shown_by = threading.excepthook
+
+    def show(args: threading.ExceptHookArgs) -> None:
+        tidy(args.exc_value)
+        trace = args.exc_traceback if args.exc_value is None else args.exc_value.__traceback__
+        shown_by(threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread)))
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        if threading.excepthook is show:
+            threading.excepthook = shown_by
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from tenterhook.cli.envelope import print_json
 from tenterhook.cli.places import find
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording, open_recording
+from tenterhook.recording.target import writers
 from tenterhook.reporters.text import Page, print_page
 
 __all__ = ["page_of", "run"]
@@ -66,10 +67,12 @@ def page_of(
     elif rank not in ranks:
         raise NotRecordedError(f"rank {rank} was not recorded; ranks {ranks[0]} to {ranks[-1]} were")
     steps = steps_of(opened)
+    running = [] if opened.manifest.complete or opened.path is None else writers(opened.path)
     if sites and step is None:
         rows = rows_of_sites(opened, sites, rank=rank)
     elif steps or step is not None:
-        step = steps[0] if step is None else step
+        if step is None:  # of a run that goes on, the last step that is whole
+            step = steps[-2 if len(steps) > 1 else -1] if running else steps[0]
         rows = rows_of_step(opened, step, rank=rank, sites=sites)
     else:
         rows = []
@@ -84,12 +87,13 @@ def page_of(
         rank=rank,
         ranks=ranks,
         sites=sites,
+        running=running,
     )
 
 
 def _status(page: Page) -> str:
     if not page.manifest.complete:
-        return "unfinished"
+        return "running" if page.running else "unfinished"
     return "partial" if page.manifest.partial else "stopped" if page.manifest.error else "complete"
 
 

@@ -4,8 +4,9 @@ What a program can see of its start is set up as the interpreter does it: ``sys.
 ``__main__`` module (classes pickle, spawned workers find it), tracebacks that begin at the program's own first frame, the order of
 traceback, threads, ``atexit`` handlers and exit, and the exit itself: a code, a message, or death by the signal.
 
-What stays visible, since the interpreter is already running: modules that tenterhook has imported are in ``sys.modules``, and a program
-that walks its whole call stack (``inspect.stack()``) meets three frames of ours at the bottom.
+What stays visible, since the interpreter is already running: modules that tenterhook has imported are in ``sys.modules``, a program
+that walks its whole call stack (``inspect.stack()``) meets three frames of ours at the bottom, and ``signal.getsignal`` names our
+handler for SIGTERM and SIGHUP where the program has none of its own.
 """
 
 # Paths are put together as the interpreter does it, letter for letter; pathlib would tidy them.

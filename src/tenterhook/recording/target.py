@@ -36,6 +36,7 @@ __all__ = [
     "take_back",
     "take_over",
     "write_manifest",
+    "writers",
 ]
 
 CLAIM_NAME = "claim.json"
@@ -201,13 +202,9 @@ def _is_recording(target: Path) -> bool:
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:
-    claimed = folder / CLAIM_NAME
-    try:
-        if plain_file(claimed).stat().st_size > _MAX_CLAIM:
-            return
-        owner = msgspec.json.decode(claimed.read_bytes(), type=Claim)
-    except (OSError, RecordingError, msgspec.MsgspecError, RecursionError):
-        return  # closed, its writer died before it could sign, or nothing of ours
+    owner = _claimed_by(folder)
+    if owner is None:
+        return
     if owner.host == socket.gethostname():
         if _alive(owner.pid):
             raise TargetError(
@@ -218,6 +215,23 @@ def _refuse_if_alive(target: Path, folder: Path) -> None:
             f"{target} is being written by process {owner.pid} on {owner.host:.80}: its files changed {quiet:.0f} seconds ago; "
             f"choose another name, or wait until they have rested for {_QUIET} seconds"
         )
+
+
+def _claimed_by(folder: Path) -> Claim | None:
+    """Give who has signed for a rank's folder; None where it is closed, or its writer died before it could sign."""
+    claimed = folder / CLAIM_NAME
+    try:
+        if plain_file(claimed).stat().st_size > _MAX_CLAIM:
+            return None
+        return msgspec.json.decode(claimed.read_bytes(), type=Claim)
+    except (OSError, RecordingError, msgspec.MsgspecError, RecursionError):
+        return None  # or what stands there is nothing of ours
+
+
+def writers(target: Path) -> list[int]:
+    """List the processes on this machine that write a recording now; those on others cannot be seen from here."""
+    owners = (_claimed_by(folder) for folder in sorted(target.glob("rank-*")))
+    return [one.pid for one in owners if one is not None and one.host == socket.gethostname() and _alive(one.pid)]
 
 
 def _quiet_seconds(folder: Path) -> float:

@@ -68,15 +68,16 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path) -> None:
+def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
         console: where to.
         summary: how it went.
         to: the recording's directory as it was named.
+        who: which of several processes this is of.
     """
-    console.print(Rule("tenterhook", align="left", characters="-", style="dim"))
+    console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
     if empty:
         verdict, state, style = f"nothing recorded: {empty}", "EMPTY", "bold yellow"
@@ -136,15 +137,16 @@ def why_empty(summary: RecordSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RecordSummary, to: Path) -> None:
+def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
     """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
+    us = f"tenterhook, {who}" if who else "tenterhook"
     if empty:
-        console.print(Text(f"tenterhook: nothing recorded: {empty}"), soft_wrap=True)
+        console.print(Text(f"{us}: nothing recorded: {empty}"), soft_wrap=True)
         if summary.missing:
             console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
-        console.print(Text(f"tenterhook: {to} is partial: {summary.partial}"), soft_wrap=True)
+        console.print(Text(f"{us}: {to} is partial: {summary.partial}"), soft_wrap=True)
 
 
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:

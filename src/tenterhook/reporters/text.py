@@ -48,6 +48,7 @@ class Page:
         rank: the process that `rows` is of.
         ranks: every process.
         sites: the sites that were asked for; empty for all.
+        running: the processes on this machine that write it now.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Page:
     rank: int = 0
     ranks: Sequence[int] = (0,)
     sites: Sequence[str] = field(default=())
+    running: Sequence[int] = field(default=())
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100) -> None:
@@ -110,10 +112,17 @@ def _print_verdict(console: Console, page: Page) -> None:
     counts.append(plural(sum(seen.calls.values()), "call"))
     text = f"{', '.join(counts)}, {plural(seen.values, 'value')}"
     rows: list[tuple[str, str]] = []
-    if not manifest.complete:
+    if page.running:
+        state, style = "RUNNING", "bold cyan"
+        which = ", ".join(map(str, page.running[:4])) + (", ..." if len(page.running) > 4 else "")
+        rows.append(("why", f"process {which} is writing it; what had come by now is here"))
+    elif not manifest.complete:
         state, style = "UNFINISHED", "bold yellow"
         rows.append(
-            ("why", "it was never closed: the run was killed, or goes on; what had been written by then is here")
+            (
+                "why",
+                "it was never closed: the run was killed, or goes on elsewhere; what had been written by then is here",
+            )
         )
     elif manifest.partial:
         state, style = "PARTIAL", "bold yellow"

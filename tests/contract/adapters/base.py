@@ -26,7 +26,6 @@ class Adapter(ABC):
 
     name: str
     dtype: str = "float32"  # of its tensors
-    lacks: frozenset[str] = frozenset()  # of "checkpoints", "assignment" to parts of a tensor
 
     # --- building ---
     @abstractmethod
@@ -34,6 +33,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def array(self, tensor: Any) -> np.ndarray: ...
+
+    @abstractmethod
+    def overwrite(self, tensor: Any, value: float) -> None:
+        """Write into a tensor's memory, past differentiation, as much NumPy code does."""
 
     def parameter_array(self, name: str, tensor: Any) -> np.ndarray:
         """Return what belongs to a parameter, in the layout of this contract: weights as (outputs, inputs)."""

@@ -22,6 +22,9 @@ class MindSporeAdapter(Adapter):
     def array(self, tensor: ms.Tensor) -> np.ndarray:
         return tensor.asnumpy().copy()
 
+    def overwrite(self, tensor: ms.Tensor, value: float) -> None:
+        tensor.asnumpy()[...] = value
+
     def linear(self, weight: np.ndarray, bias: np.ndarray | None = None) -> nn.Cell:
         layer = nn.Dense(weight.shape[1], weight.shape[0], has_bias=bias is not None)
         layer.weight.set_data(ms.Tensor(weight))

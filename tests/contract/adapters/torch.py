@@ -29,6 +29,9 @@ class TorchAdapter(Adapter):
     def array(self, tensor: torch.Tensor) -> np.ndarray:
         return tensor.detach().numpy().copy()
 
+    def overwrite(self, tensor: torch.Tensor, value: float) -> None:
+        tensor.detach().numpy()[...] = value
+
     def linear(self, weight: np.ndarray, bias: np.ndarray | None = None) -> nn.Module:
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
         layer.weight.data = torch.tensor(weight)

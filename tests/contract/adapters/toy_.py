@@ -30,13 +30,15 @@ class _Identity(toy.Module):
 class ToyAdapter(Adapter):
     name = "toy"
     dtype = "float64"
-    lacks = frozenset({"checkpoints", "assignment"})
 
     def tensor(self, array: np.ndarray) -> toy.Tensor:
         return toy.Tensor(array)
 
     def array(self, tensor: Any) -> np.ndarray:
         return np.array(tensor.data if isinstance(tensor, toy.Tensor) else tensor)
+
+    def overwrite(self, tensor: toy.Tensor, value: float) -> None:
+        tensor.data[...] = value
 
     def parameter_array(self, name: str, tensor: Any) -> np.ndarray:
         return self.array(tensor).T if name.endswith("weight") else self.array(tensor)
@@ -60,7 +62,7 @@ class ToyAdapter(Adapter):
         return made
 
     def checkpointed(self, module: Any) -> toy.Module:
-        raise NotImplementedError("the toy has no checkpoints")
+        return toy.Checkpointed(module)
 
     def run(
         self, model: Any, loss: Callable[..., Any], inputs: Sequence[np.ndarray], *, wrt_inputs: bool = False

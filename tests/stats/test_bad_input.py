@@ -1,0 +1,227 @@
+"""Whatever flows through a model has its row: its values, or null and a reason. End to end, on the host and by a device's path."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tenterhook as th
+from tenterhook.backends import _torch_device as devices
+from tenterhook.backends.torch import BACKEND, TorchBackend
+from tenterhook.stats import STATISTICS, describe
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is",  # torch compiles decompositions for forward mode with it
+    "ignore:(Sparse (CSR|BSR|CSC) tensor support|torch.quantize_per|The PyTorch API of nested tensors|ComplexHalf):UserWarning",
+)
+
+BASE = torch.arange(-30.0, 30.0).view(5, 3, 4)
+COMPLEX = torch.complex(BASE, BASE.flip(0))
+
+
+def fake() -> Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(3)
+
+
+VALUES: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: BASE.clone(),
+    "transposed": lambda: BASE.transpose(0, 2),
+    "a column": lambda: BASE[:, 1, 2],
+    "every other": lambda: BASE[::2, :, 1::2],
+    "from an odd place": lambda: BASE.view(-1)[7:],
+    "flipped": lambda: BASE.flip(0, 2),
+    "expanded": lambda: BASE[:1, :, :1].expand(5, 3, 4),
+    "one element, a thousand times": lambda: torch.full((1,), 2.5).expand(1000),
+    "overlapping": lambda: BASE.view(-1).as_strided((20, 9), (2, 1)),
+    "windows": lambda: BASE.view(-1).unfold(0, 8, 3),
+    "channels last": lambda: torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "0-d": lambda: torch.tensor(-3.5),
+    "empty": lambda: torch.empty(0, 4),
+    "a view with no element": lambda: BASE[:, 3:],
+    "conjugated": lambda: COMPLEX.conj(),
+    "conjugated and transposed": lambda: COMPLEX.conj().transpose(0, 1),
+    "negated view": lambda: COMPLEX.conj().imag,
+    "real part": lambda: COMPLEX.real,
+    "not finite": lambda: torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, -0.0]),
+    "subnormal": lambda: torch.tensor([1e-42, -1e-45, 0.0]),
+    "parameter": lambda: nn.Parameter(BASE.clone()),
+    "needs a gradient": lambda: (BASE * 1).requires_grad_() * 2,
+    "of an inference": lambda: torch.inference_mode()(torch.ones)(3),
+    "a subclass": lambda: BASE.clone().as_subclass(type("Marked", (Tensor,), {})),
+}
+
+NO_VALUES: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "meta": (lambda: torch.empty(3, device="meta"), "meta tensor: no values"),
+    "fake": (fake, "fake tensor: no values"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse tensor (sparse_coo): no statistics"),
+    "csr": (lambda: torch.eye(3).to_sparse_csr(), "sparse tensor (sparse_csr): no statistics"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor: no statistics"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        "nested tensor: no statistics",
+    ),
+    "quantised": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "quantised tensor: no statistics",
+    ),
+    "quantised by channel": (
+        lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8),
+        "quantised tensor: no statistics",
+    ),
+    "bits": (lambda: torch.zeros(3, dtype=torch.uint8).view(torch.bits8), "no statistics for dtype bits8"),
+    "complex of halves": (lambda: torch.zeros(3, dtype=torch.complex32), "no statistics for dtype complex32"),
+}
+
+
+class Give(nn.Module):
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.held = [tensor]
+
+    def forward(self, x: Any) -> Tensor:
+        return self.held[0]
+
+
+@pytest.fixture(params=["host", "copied", "in parts"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Measure on the host, or as of a device: copied and measured later, or measured where it lies."""
+    if request.param != "host":
+        monkeypatch.setattr(TorchBackend, "measure", TorchBackend._measure_unusual)
+        monkeypatch.setattr(TorchBackend, "defers", lambda self, tensor: True)
+    if request.param == "in parts":
+        monkeypatch.setattr(devices, "_COPIED", 0)
+    return request.param
+
+
+def row_of(tensor: Tensor) -> dict[str, Any]:
+    model = Give(tensor)
+    with th.record(model, kinds=["output"], on_error="raise") as rec:
+        assert model(None) is tensor
+    assert rec._capture.failure is None
+    (row,) = rec.table("values").to_pylist()
+    return row
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values(name: str, path: str) -> None:
+    tensor = VALUES[name]()
+    row, dense = row_of(tensor), BACKEND.to_numpy(tensor.detach().clone().contiguous())
+    expected = describe(np.ascontiguousarray(dense))
+    assert row["shape"] == list(tensor.shape)
+    assert (row["digest"], row["note"]) == (expected["digest"], None)
+    for statistic in STATISTICS:
+        if expected[statistic] is None:
+            assert row[statistic] is None, statistic
+        else:
+            assert row[statistic] == pytest.approx(expected[statistic], rel=1e-6, abs=1e-50), statistic
+    np.testing.assert_allclose(row["sketch"], expected["sketch"], rtol=1e-5, atol=1e-5 * abs(expected["rms"] or 0))
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_null_and_a_reason(name: str, path: str) -> None:
+    make, note = NO_VALUES[name]
+    row = row_of(make())
+    assert row["note"] == note
+    assert all(row[column] is None for column in (*STATISTICS, "sketch", "digest"))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    sorted(
+        {
+            d
+            for d in vars(torch).values()
+            if isinstance(d, torch.dtype) and "quint" not in str(d) and "qint" not in str(d)
+        },
+        key=str,
+    ),
+    ids=str,
+)
+def test_every_dtype_of_torch(dtype: torch.dtype, path: str) -> None:
+    """A value where it can be had; for what is left a reason that names the dtype."""
+    try:
+        tensor = torch.ones(7, 5).to(dtype) if not dtype.is_complex else torch.ones(7, 5, dtype=dtype)
+    except (RuntimeError, NotImplementedError, TypeError):
+        tensor = torch.empty(7, 5, dtype=torch.uint8)
+        try:
+            tensor = tensor.view(dtype) if dtype.itemsize == 1 else torch.empty(7, 5, dtype=dtype)
+        except (RuntimeError, NotImplementedError, TypeError):
+            pytest.skip(f"torch makes no tensors of {dtype} here")
+    row = row_of(tensor)
+    name = str(dtype).removeprefix("torch.")
+    if row["note"] is None:
+        assert (row["dtype"], row["numel"], row["mean"], row["std"]) == (name, 35, 1.0, 0.0)
+    else:
+        assert row["note"] in (f"no statistics for dtype {name}", "quantised tensor: no statistics")
+        assert row["numel"] is None
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.vjp, torch.func.jacrev, torch.func.jacfwd])
+def test_tensors_of_function_transforms(transform: Callable[..., Any], path: str) -> None:
+    model, x = nn.Identity(), torch.randn(6, 4)
+    with th.record(model, kinds=["output"], on_error="raise") as rec:
+        transform(model, x) if transform is torch.func.vjp else transform(model)(x)
+    row = rec.table("values").to_pylist()[0]
+    assert row["numel"] in (24, 576)  # jacfwd runs all directions at once
+    assert row["mean"] == pytest.approx(float(x.mean()), abs=1e-6)
+    assert row["digest"] is not None
+
+
+def test_the_gradient_of_a_sum_is_one_number_in_memory(path: str) -> None:
+    model = nn.Identity()
+    with th.record(model, on_error="raise") as rec:
+        model(torch.ones(300, 70, requires_grad=True)).sum().backward()
+    gradient = [row for row in rec.table("values").to_pylist() if row["kind"] == "grad_output"][0]
+    expected = describe(np.ones((300, 70), np.float32))
+    assert (gradient["numel"], gradient["mean"], gradient["digest"]) == (21000, 1.0, expected["digest"])
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_ragged_sizes_are_told_as_such(layout: torch.layout) -> None:
+    row = row_of(torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout))
+    assert row["shape"] == ([2, -1, -1] if layout is torch.strided else [2, -1, 4])
+
+
+def test_memory_that_is_freed_during_the_run(path: str) -> None:
+    """No row keeps a tensor alive, and none reads it once it is gone, or has been written over."""
+    freed: list[bool] = []
+
+    class Freeing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = x * 2
+            seen = weakref.ref(out.untyped_storage())
+            kept.append(seen)
+            return out
+
+    kept: list[Any] = []
+    model = nn.Sequential(Freeing(), Freeing())
+    with th.record(model, kinds=["output"], on_error="raise") as rec:
+        for step in range(20):
+            out = model(torch.full((100_000,), float(step)))
+            out.fill_(-1)
+            out.untyped_storage().resize_(0)
+            del out
+            gc.collect()
+            torch.full((100_000,), 1e9)
+            freed.append(all(ref() is None for ref in kept))
+    assert all(freed)
+    rows = rec.table("values").to_pylist()
+    assert [row["mean"] for row in rows if row["path"] == "0"] == [2.0 * step for step in range(20)]
+    assert [row["mean"] for row in rows if row["path"] == "1"] == [4.0 * step for step in range(20)]
+
+
+def test_a_tensor_whose_storage_is_gone(path: str) -> None:
+    for tensor in (torch.ones(1000), torch.ones(1000)[300:], torch.ones(1000)[::3]):
+        tensor.untyped_storage().resize_(0)
+        row = row_of(tensor)
+        assert (row["numel"], row["digest"], row["note"]) == (None, None, "Tensor: no storage of its own")
