@@ -89,9 +89,15 @@ class Capture:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        failed = partial(self.guarded, self._failed, watched)
-        handlers = partial(self._enter, watched), partial(self._leave, watched), failed
+        handlers = partial(self._enter, watched), partial(self._leave, watched), partial(self._raised, watched)
         watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
+
+    def _raised(self, watched: Watched, *arguments: Any) -> None:
+        try:
+            self.guarded(self._failed, watched, *arguments)
+        except RecursionError:
+            # The user's own recursion has used up the stack. A call around this one, where there is room again, finds that it never ended.
+            return
 
     def detach(self, *, but: Watched | None = None, rest: bool = False) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive.
