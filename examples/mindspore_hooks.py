@@ -118,10 +118,7 @@ def main() -> None:
     for job in (watch, clip, regularise, check_load):
         print(f"{job.__name__}: {(job.__doc__ or '').splitlines()[0]}")
         job(net)
-    print(
-        "hooks left on the model:",
-        sum("tenterhook" in name for _, cell in net.cells_and_names() for name in vars(cell)),
-    )
+    print("hooks left on the model:", len(th.installed_hooks(net)))
 
 
 if __name__ == "__main__":

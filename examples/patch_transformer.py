@@ -7,6 +7,7 @@ heads are left out one by one, and activations of one run are patched into anoth
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 import tenterhook as th
 
 DIGITS, LENGTH, HEADS, WIDTH = 10, 8, 2, 32
+SIZE = WIDTH // HEADS
 
 
 class Attention(nn.Module):
@@ -78,19 +80,17 @@ def quality(model: nn.Module, tokens: torch.Tensor, answers: torch.Tensor) -> st
     return f"accuracy {right:.3f}  loss {F.cross_entropy(logits, answers).item():.4f}"
 
 
-def main(steps: int) -> None:
+def main(steps: int, picture: Path | None) -> None:
     model = train(steps)
     tokens, answers = batch(1000, torch.Generator().manual_seed(1))
-    print(f"as trained                {quality(model, tokens, answers)}")
+    print(f"as trained                    {quality(model, tokens, answers)}")
 
-    size = WIDTH // HEADS
     for layer in range(2):
-        for head in range(HEADS):
-            with th.edit(model) as edit:
-                edit.input(
-                    f"blocks.{layer}.attention.out", th.edits.zero(dim=-1, index=slice(head * size, (head + 1) * size))
-                )
-                print(f"without head {head} of block {layer} {quality(model, tokens, answers)}")
+        for heads in ([0], [1], [0, 1]):
+            places = [place for head in heads for place in range(head * SIZE, (head + 1) * SIZE)]
+            with th.edit(model).input(f"blocks.{layer}.attention.out", th.edits.zero(dim=-1, index=places)):
+                name = " and ".join(map(str, heads))
+                print(f"block {layer} without head {name:8} {quality(model, tokens, answers)}")
 
     clean_tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, DIGITS + 4]])  # asks for the digit at place 4: 5
     corrupt_tokens = torch.tensor([[1, 2, 3, 4, 9, 6, 7, 8, DIGITS + 4]])
@@ -105,9 +105,13 @@ def main(steps: int) -> None:
             model, corrupt_tokens, clean, None, ["tokens", "blocks.*"], metric, approximate=approximate, batch=9
         )
         print(sweep)
+        if picture and not approximate:
+            picture.write_text(sweep.svg(), "utf-8")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    main(parser.parse_args().steps)
+    parser.add_argument("--picture", type=Path, help="write the exact sweep's heat map there, as SVG")
+    arguments = parser.parse_args()
+    main(arguments.steps, arguments.picture)

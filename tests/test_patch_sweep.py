@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,3 +86,47 @@ def test_what_does_not_fit_is_told(runs: tuple[Mixer, torch.Tensor, torch.Tensor
         th.patch_sweep(model, torch.cat([x, x]), clean, None, "a", metric)
     with pytest.raises(TenterhookError, match="return a single number"):
         th.patch_sweep(model, x, clean, None, "a", lambda output: output)
+
+
+def test_pictures(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
+    model, clean_x, x = runs
+    with th.record(model, tensors=True) as clean:
+        model(clean_x)
+    sweep = th.patch_sweep(model, x, clean, None, ["a", "b"], metric)
+    picture = ElementTree.fromstring(sweep.svg())
+    squares = picture.findall(".//{http://www.w3.org/2000/svg}rect/{http://www.w3.org/2000/svg}title")
+    assert [square.text for square in squares] == [f"{value:.4g}" for value in sweep.values.ravel()]
+    wide = th.PatchSweep(["<b>"], np.array([[0.0] * 11 + [np.nan, 2.0]]), 0.0, 1.0)
+    assert str(wide).splitlines()[:3] == ["     0         1  ", "     0123456789012", "<b>              █  200% at 12"]
+    assert len(ElementTree.fromstring(wide.svg())) == 1 + 13 + 1 + 12 + 1  # ground, numbers, name, squares, title
+
+
+def test_a_batch_is_refused_where_the_model_mixes_its_elements(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
+    model, clean_x, x = runs
+    mixing = nn.Sequential(model, nn.BatchNorm1d(4, track_running_stats=False))
+    mixing[1].weight.data = torch.arange(4.0)
+    with th.record(mixing, tensors=True) as clean:
+        mixing(clean_x.repeat(2, 1, 1) + torch.arange(2)[:, None, None])
+    inputs = x.repeat(2, 1, 1) * torch.arange(1, 3)[:, None, None]
+    one_by_one = th.patch_sweep(mixing, inputs, clean, None, "0.a", metric)
+    assert np.isfinite(one_by_one.values).all()
+    dropping = nn.Sequential(model, nn.Dropout(0.5))
+    with pytest.raises(TenterhookError, match=r"of two copies in one batch the metric is .*\n  the model mixes"):
+        torch.manual_seed(3)
+        th.patch_sweep(dropping, x, clean, None, "0.a", lambda output: output.sum(), batch=4)
+
+
+def test_tracing_from_a_run_corrupted_by_noise(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
+    """The usual causal tracing: the inputs are the same, and noise on some positions makes the corrupt run."""
+    model, x, _ = runs
+    with th.record(model, tensors=True) as clean:
+        model(x)
+    noise = {"a": th.edits.noise(3.0, dim=1, index=[0, 2])}
+    sweep = th.patch_sweep(model, x, clean, noise, ["a", "mix", "b"], metric)
+    assert abs(sweep.corrupt - sweep.clean) > 0.05  # type: ignore[operator]
+    assert np.allclose(sweep.values[0, [1, 3]], sweep.corrupt) and not np.isclose(sweep.values[0, 0], sweep.corrupt)
+    assert np.allclose(sweep.restored[2], [0, 0, 1, 0], atol=1e-5)
+    estimate = th.patch_sweep(model, x, clean, noise, ["mix"], metric, approximate=True)
+    assert estimate.corrupt == sweep.corrupt and np.allclose(estimate.values[0], sweep.values[1, :3], atol=1e-5)
+    with pytest.raises(TenterhookError, match="draws at random"):  # noise on two copies is not twice the same
+        th.patch_sweep(model, x, clean, noise, "mix", lambda output: output.sum(), batch=2)

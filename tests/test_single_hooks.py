@@ -113,8 +113,9 @@ def test_a_hooked_model_dies_with_its_last_reference(kind: str) -> None:
     handle.remove()
 
 
-def test_a_dropped_handle_leaves_its_hook_on(model: nn.Module) -> None:
+def test_a_dropped_handle_leaves_its_hook_on() -> None:
     seen: list[int] = []
+    model = nn.Sequential(nn.Linear(3, 3))
     th.register_forward_hook(model, lambda module, args, output: seen.append(1))
     gc.collect()
     use(model)

@@ -84,10 +84,16 @@ class EditValue:
         return f"{self.name}({', '.join(shown)})"
 
 
+_BY_PLACE = frozenset({
+    "factor", "amount", "new", "std", "limit", "max_norm", "to", "recording", "towards",
+})  # fmt: skip
+"""Options that are written without their name."""
+
+
 def _shown(name: str, value: Any) -> str:
-    if hasattr(value, "shape") and getattr(value, "shape", ()) != ():
-        return f"{name}={type(value).__name__}{tuple(value.shape)}"
-    return f"{value!r}" if name in ("factor", "max_norm", "limit", "std") else f"{name}={value!r}"
+    whole = not hasattr(value, "shape") or value.shape == ()
+    text = repr(value) if whole else f"{type(value).__name__}{tuple(value.shape)}"
+    return text if name in _BY_PLACE else f"{name}={text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ class ModelRef:
             (replace(entry, module=None), weakref.ref(entry.module)) for entry in entries
         ]
 
+    @property
+    def refs(self) -> list[weakref.ref[Any]]:
+        """Weak references to the modules, the root first."""
+        return [ref for _, ref in self._weak]
+
     def entries(self) -> list[Entry]:
         """Return the modules of that time that are still there, the root first; empty where the model is gone."""
         if self._weak[0][1]() is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -72,6 +72,16 @@ class Recorder:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(error)
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Self]:
+        """Record one call of ``fn``: ``output, rec = th.record(model, tensors=True).run(model, x)``.
+
+        Returns:
+            what ``fn`` returns, and this recorder, finished.
+        """
+        with self:
+            output = fn(*args, **kwargs)
+        return output, self
 
     @property
     def _state(self) -> Literal["new", "running", "closed"]:
@@ -226,6 +236,7 @@ def record(
     stats: str | None = "basic",
     sketch: bool = True,
     tensors: Selection | bool = False,
+    alias: bool = False,
     ops: bool | Literal["all"] = False,
     every: int | Mapping[str, int] = 1,
     steps: Iterable[int] | str | None = None,
@@ -255,6 +266,10 @@ def record(
         stats: ``"basic"`` or None.
         sketch: whether each value gets its sketch, by which recordings are compared without their tensors.
         tensors: whether values are kept whole: True, or a selection of the modules whose are.
+        alias: whether kept tensors are the program's own, without a copy and where they are, host or device. One that the
+            program changes in place later is *stale*: ``Value.stale`` says so, and it is not given as what was seen. Where the
+            framework keeps no count of changes (inference mode, MindSpore) tensors are copied all the same. Changes that torch
+            does not count, through ``.data`` or NumPy, go unseen. Only in memory.
         ops: whether functional calls that give a tensor (``F.relu``, ``@``, ``flatten``) are recorded, too, under the module
             that makes them: ``rec["(root)/relu"]``. Those inside the framework's own modules (``F.linear`` in ``nn.Linear``)
             are only with ``"all"``. Not with ``fused="keep"``.
@@ -265,8 +280,8 @@ def record(
             as. Statistics, sketches and digests are those of the tensor as it came.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
-        resume: go on with an unfinished recording at ``to`` from the step after the last complete one, which
-            ``rec.resumed_from`` tells; your loop skips the steps before it. Where there is none, a new one begins. Under
+        resume: go on with an unfinished recording at ``to`` of an earlier process (not to be taken for ``rec.resume()``,
+            which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop skips the steps before it. Where there is none, a new one begins. Under
             ``torchrun`` each rank finds its own step.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
         scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
@@ -295,15 +310,19 @@ def record(
         scaler=scaler,
         ops=ops,
         tensors_dtype=tensors_dtype,
+        alias=alias,
     )
+    sampling = Sampling(every, steps)
+    asked = {"stats": stats, "sketch": sketch, **sampling.asked, "ops": ops, "recompute": recompute,
+             "scaler": scaler is not None, "tensors_dtype": tensors_dtype, "fused": fused}  # fmt: skip
     request = Request(
         backend=backend,
         select=select,
         tensors=tensors,
         options=options,
-        sampling=Sampling(every, steps),
+        sampling=sampling,
         destination=Destination(to, overwrite=overwrite, resume=resume, budget=budget),
-        manifest=start_manifest(backend, wanted, select, tensors, note),
+        manifest=start_manifest(backend, wanted, select, tensors, note, asked),
         fused=fused,
     )
     request.check(model)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tenterhook.active_edits import EditWatch, edits_on, watching_edits
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.capture import Capture
 from tenterhook.flushing import Flusher
 from tenterhook.hook_schedule import HookSchedule
@@ -66,6 +66,7 @@ class RecordingSession:
             )
             # Made last, so that what cannot be recorded leaves nothing behind.
             self._manifest.started = now()
+            self._manifest.models = [self._described]
             self.sink = sink = request.destination.open(self._manifest)
             try:
                 self.capture = Capture(backend, sink, request.options, self._step_began, self._step_ended)
@@ -195,7 +196,7 @@ class RecordingSession:
             began_ns=self._begun_ns,
             recorded=self.schedule.recorded,
         )
-        self._manifest.edits = edits_on(self._edits, (one.ref() for one in self._watched))
+        self._manifest.edits = self._edits.on(one.ref for one in self._watched)
         return self._manifest
 
     def step(self) -> None:

@@ -57,6 +57,7 @@ def capture_options(
     scaler: Any = None,
     ops: bool | str = False,
     tensors_dtype: str | None = None,
+    alias: bool = False,
 ) -> CaptureOptions:
     """Check what the user asked for and put it into the engine's terms.
 
@@ -78,6 +79,10 @@ def capture_options(
         raise TenterhookError(
             f"tensors_dtype={tensors_dtype!r} is not known\n  use 'float16', 'bfloat16', 'float32', 'float64' or None"
         )
+    if alias and (to_disk or tensors_dtype is not None):
+        raise TenterhookError(
+            "alias=True keeps the program's own tensors, in memory and as they are\n  leave out to= and tensors_dtype="
+        )
     return CaptureOptions(
         kinds=kinds,
         statistics=stats is not None,
@@ -88,6 +93,7 @@ def capture_options(
         to_numpy=to_disk,
         ops=ops,
         tensors_dtype=tensors_dtype,
+        alias=alias,
     )
 
 
@@ -184,7 +190,12 @@ def lasting(selection: Selection) -> Selection:
 
 
 def start(
-    backend: Backend, kinds: frozenset[str], select: Selection, tensors: Selection | bool, note: str | None
+    backend: Backend,
+    kinds: frozenset[str],
+    select: Selection,
+    tensors: Selection | bool,
+    note: str | None,
+    asked: dict[str, Any],
 ) -> Manifest:
     """Return the manifest of a recording of one model that begins now, in this process."""
     return start_manifest(
@@ -192,5 +203,6 @@ def start(
         select=", ".join(describe(select)),
         kinds=sorted(kinds),
         note=note,
+        options=asked,
         tensors=str(tensors).lower() if isinstance(tensors, bool) else ", ".join(describe(tensors)),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.recording.blocks import CALL_ITEMS, ValueBlock, calls_batch
+from tenterhook.recording.memory import Alias
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import Tracker
 
@@ -35,6 +36,7 @@ class CaptureOptions:
     scaler: Any = None  # gives the factor of loss scaling: ``get_scale()``
     ops: bool | str = False  # functional calls: those of the user's modules, or "all"
     tensors_dtype: str | None = None  # that kept tensors of floating point are stored in
+    alias: bool = False  # kept tensors are references, no copies, where the framework can tell later changes
     to_numpy: bool = False  # the sink stores arrays, not the framework's own tensors
     note_errors: bool = True  # errors of the user's model get a note; not those of a script, whose traceback is its own
 
@@ -187,11 +189,19 @@ class RowCapture:
             note = unscaled if note is None or unscaled is None else f"{note}; {unscaled}"
         key = None
         if watched.keep:
-            kept = self._backend.keep(tensor, self._options.tensors_dtype)
             key = str(seq)
-            if not self._sink.write_tensor(key, self._backend.to_numpy(kept) if self._options.to_numpy else kept):
+            if not self._sink.write_tensor(key, self._kept(tensor)):
                 key = None  # over budget, or the disk is full: the manifest says so
         return tensor, key, note
+
+    def _kept(self, tensor: Any) -> Any:
+        """What the sink is to store: a copy, or a reference that knows when it is out of date."""
+        backend, options = self._backend, self._options
+        if options.alias and (reference := backend.reference(tensor)) is not None:
+            version = backend.version(reference)
+            return Alias(reference, lambda: backend.version(reference) != version)
+        kept = backend.keep(tensor, options.tensors_dtype)
+        return backend.to_numpy(kept) if options.to_numpy else kept
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self, *, wait: bool = True) -> bool:

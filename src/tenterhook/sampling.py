@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from tenterhook.errors import TenterhookError
 
@@ -44,6 +45,13 @@ class Sampling:
         """Whether each step is recorded, in whole."""
         return self._steps is None and self._rates == {1}
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, as plain data."""
+        every = self.rates if self.by_pattern else next(iter(self.rates.values()))
+        steps = None if self._steps is None else ",".join(text for part in self._steps for text in _texts(part))
+        return {"every": every, "steps": steps}
+
     def wants(self, step: int) -> bool:
         """Whether this step is to be recorded."""
         if self._steps is not None and not any(step in part for part in self._steps):
@@ -53,6 +61,14 @@ class Sampling:
     def use(self, rates: Iterable[int]) -> None:
         """Tell which rates the modules have, where patterns say so."""
         self._rates = set(rates)
+
+
+def _texts(part: Collection[int]) -> list[str]:
+    if isinstance(part, range):
+        if len(part) == 1:
+            return [str(part[0])]
+        return [f"{part.start}:{'' if part.stop == _ENDLESS else part.stop}:{part.step}"]
+    return [str(step) for step in sorted(part)]
 
 
 def _rate(every: object, rate: object) -> int:

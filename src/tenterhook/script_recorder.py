@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import wrapt
 
+from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.errors import UnsupportedError
@@ -139,6 +140,7 @@ class ScriptRecorder:
             select=", ".join(select or ["**"]),
             tensors=str(tensors).lower(),
             note=note,
+            options={"stats": stats, "sketch": sketch, **self._sampling.asked, "ops": ops},
         )
         self._log = EventLog(log) if log is not None else None
         self._sink = DiskSink(
@@ -150,6 +152,7 @@ class ScriptRecorder:
         self._attachments: list[Detachable] = []
         self._stack = contextlib.ExitStack()
         self._told: list[Sequence[str]] = []
+        self._edits = EditWatch(())
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -171,6 +174,7 @@ class ScriptRecorder:
         """Wait for a framework's import, or take the one that is there."""
         self._running = True
         self._began_ns = time.perf_counter_ns()
+        self._edits = self._stack.enter_context(watching_edits())
         for framework in FRAMEWORKS:
             if framework in sys.modules:
                 self._framework_imported(framework)
@@ -256,6 +260,7 @@ class ScriptRecorder:
         manifest = self._manifest
         wall = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.error = words_of(error)
+        manifest.edits = self._edits.on(None)
         told = [sentence for told in self._told for sentence in told]
         if self._capture is not None and self._schedule is not None:
             finish_manifest(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from rich.progress import Progress
 from tenterhook.backends import Backend, find_backend
 from tenterhook.editor import edit
 from tenterhook.errors import EditError, TenterhookError
+from tenterhook.heat_map import svg_map, text_map
 from tenterhook.recording import converters
 from tenterhook.selection import Entry, Selection, resolve
 from tenterhook.values import leaves, rebuild
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult
 
 __all__ = ["PatchSweep", "patch_sweep"]
-
-_SHADES = " ░▒▓█"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,25 +72,32 @@ class PatchSweep:
         row, position = np.unravel_index(np.nanargmax(np.abs(self.values - self.corrupt)), self.values.shape)
         return self.paths[int(row)], int(position)
 
+    def _shades(self) -> np.ndarray:
+        """The part of the way that each patch makes; where its end is not known, of the longest that one makes."""
+        if self.clean is not None and self.clean != self.corrupt:
+            return self.restored
+        moved = np.abs(self.values - self.corrupt)
+        return moved / (float(np.nanmax(moved)) or 1.0)
+
+    def _title(self) -> str:
+        clean = "" if self.clean is None else f", clean {self.clean:.4g}"
+        return f"{'estimated by gradient; ' if self.approximate else ''}metric: corrupt {self.corrupt:.4g}{clean}"
+
     def __str__(self) -> str:
         """Draw a heat map: modules down, positions across, the darker the more of the metric comes back."""
-        known = self.clean is not None and self.clean != self.corrupt
-        moved = np.nan_to_num(self.restored if known else np.abs(self.values - self.corrupt))
-        top = 1.0 if known else float(moved.max()) or 1.0
-        width = max(len(path or "(root)") for path in self.paths)
-        lines = [f"{'':{width}}  " + "".join(str(number % 10) for number in range(self.values.shape[1]))]
-        for path, line in zip(self.paths, moved, strict=True):
-            cells = "".join(_SHADES[round(float(np.clip(value / top, 0, 1)) * (len(_SHADES) - 1))] for value in line)
+        shades, notes = self._shades(), []
+        for line, values in zip(np.nan_to_num(shades), self.values, strict=True):
             place = int(np.argmax(np.abs(line)))
-            peak = (
-                f"{line[place]:.0%} at {place}"
-                if known
-                else f"{self.values[self.paths.index(path), place]:.4g} at {place}"
-            )
-            lines.append(f"{path or '(root)':{width}}  {cells}  {peak}")
-        clean = "" if self.clean is None else f", clean {self.clean:.4g}"
-        about = "estimated by gradient; " if self.approximate else ""
-        return "\n".join([*lines, f"{about}metric: corrupt {self.corrupt:.4g}{clean}"])
+            known = self.clean is not None and self.clean != self.corrupt
+            notes.append(f"{line[place]:.0%} at {place}" if known else f"{values[place]:.4g} at {place}")
+        return "\n".join([*text_map([path or "(root)" for path in self.paths], shades, notes), self._title()])
+
+    def svg(self) -> str:
+        """Draw the heat map as SVG: blue where the metric comes back, red where it goes further away."""
+        return svg_map([path or "(root)" for path in self.paths], self._shades(), self.values, title=self._title())
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from str(self).splitlines()
@@ -125,15 +132,18 @@ def patch_sweep(
         inputs: of the corrupt run: a tensor, or a tuple of arguments.
         clean: a recording of the clean run, made with ``tensors=True``, of inputs of the same shape.
         corrupt: a recording of the corrupt run, whose stored output gives its metric; None runs the model once more for that.
+            Or edits of outputs that make the corrupt run, the same in each: the usual causal tracing has the same inputs,
+            and noise on those of the embedding, ``{"embed": th.edits.noise(3.0, dim=1, index=[2, 3])}``.
         select: which modules.
         metric: a scalar of the model's output.
         dim: the dimension of the positions.
         approximate: estimate all by one forward and one backward pass, as the gradient of the metric times the difference of
             the activations (attribution patching): cheap, and right as far as the model is linear between the two.
         batch: how many patched copies of the inputs go into one call; only for models that treat the elements of a
-            batch (dim 0) by themselves.
+            batch (dim 0) by themselves, which is tried first.
 
     Raises:
+        TenterhookError: with ``batch``, the metric of copies that run together is not that of one alone.
         SelectionError: nothing matches.
         NotRecordedError: the recording does not hold an output that is to be patched.
         EditError: the clean activations have another shape.
@@ -142,13 +152,16 @@ def patch_sweep(
     chosen = resolve(select, backend.entries(model), require_callable=True)
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     recorded = getattr(clean, "recording", clean)
-    run = _Run(backend, model, arguments, metric, dim)
+    by_edits = isinstance(corrupt, Mapping)
+    run = _Run(backend, model, arguments, metric, dim, corrupt if by_edits else {})
     patches = {entry.path: converters.to_numpy(recorded[entry.path].output) for entry in chosen}
-    base = None if corrupt is None else _metric_of(backend, getattr(corrupt, "recording", corrupt), metric)
+    base = None if corrupt is None or by_edits else _metric_of(backend, getattr(corrupt, "recording", corrupt), metric)
     base = run.patched({}) if base is None else base
     known = _metric_of(backend, recorded, metric)
     count = max(patch.shape[dim] for patch in patches.values())
     values = np.full((len(chosen), count), np.nan)
+    if batch > 1 and not approximate:
+        _check_batch(run, base)
     fill = _estimate(run, chosen, patches, base) if approximate else _sweep(run, chosen, patches, batch)
     for row, position, value in fill:
         values[row, position] = value
@@ -159,13 +172,20 @@ class _Run:
     """The corrupt run, as often as it takes."""
 
     def __init__(
-        self, backend: Backend, model: Any, arguments: tuple[Any, ...], metric: Callable[[Any], Any], dim: int
+        self,
+        backend: Backend,
+        model: Any,
+        arguments: tuple[Any, ...],
+        metric: Callable[[Any], Any],
+        dim: int,
+        corruption: Mapping[Any, Any],
     ) -> None:
         self.backend = backend
         self.model = model
         self.arguments = arguments
         self.metric = metric
         self.dim = dim
+        self.corruption = corruption
         self.modules = {
             entry.path: entry.module for entry in backend.entries(model)
         }  # paths may hold signs of a pattern
@@ -181,9 +201,7 @@ class _Run:
 
     def _several(self, edits: dict[str, Any], copies: int) -> list[float]:
         backend, types = self.backend, self.backend.tensor_types
-        with edit(self.model) as editor:
-            for path, value in edits.items():
-                editor.output(self.modules[path], value)
+        with self.edited(edits):
             if copies == 1:
                 return [_number(backend, self.metric(self.model(*self.arguments)))]
             output = self.model(*[_repeated(backend, one, copies) for one in self.arguments])
@@ -198,6 +216,16 @@ class _Run:
                 )
                 for number in range(copies)
             ]
+
+    @contextlib.contextmanager
+    def edited(self, edits: Mapping[str, Any]) -> Iterator[None]:
+        """Make the run a corrupt one, and edit outputs in it."""
+        with edit(self.model) as editor:
+            for select, value in self.corruption.items():
+                editor.output(select, value)
+            for path, value in edits.items():
+                editor.output(self.modules[path], value)
+            yield
 
     def patch(self, patch: np.ndarray, positions: Sequence[int], value: Any) -> Any:
         """Return a value whose n-th copy has the n-th of these positions from the patch."""
@@ -231,22 +259,27 @@ def _sweep(
                 progress.advance(task, len(positions))
 
 
+def _check_batch(run: _Run, alone: float) -> None:
+    together = run.several({}, 2)
+    if not np.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise TenterhookError(
+            f"patch_sweep: of two copies in one batch the metric is {', '.join(f'{one:.6g}' for one in together)}, of one alone "
+            f"{alone:.6g}\n  the model mixes the elements of a batch, or draws at random: put it into evaluation mode, or leave out batch="
+        )
+
+
 def _estimate(
     run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], corrupt: float
 ) -> Iterator[tuple[int, int, float]]:
     backend, model, paths = run.backend, run.model, [entry.path for entry in chosen]
     seen: dict[str, Any] = {}
-    with backend.untracked(), edit(model) as editor:
-        for path in paths:
-            editor.output(run.modules[path], partial(seen.setdefault, path))
+    with backend.untracked(), run.edited({path: partial(seen.setdefault, path) for path in paths}):
         model(*run.arguments)
     here = {path: backend.to_numpy(backend.keep(value)) for path, value in seen.items()}
     nothing = [backend.constant(np.zeros(here[path].shape), seen[path]) for path in paths]
 
     def shifted(by: Sequence[Any]) -> Any:
-        with edit(model) as editor:
-            for path, shift in zip(paths, by, strict=True):
-                editor.output(run.modules[path], partial(_add, shift))
+        with run.edited({path: partial(_add, shift) for path, shift in zip(paths, by, strict=True)}):
             return run.metric(model(*run.arguments))
 
     for row, (path, gradient) in enumerate(zip(paths, backend.gradients(shifted, nothing), strict=True)):

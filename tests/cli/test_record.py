@@ -371,3 +371,22 @@ def test_a_file_beside_the_script_that_comes_too_late_is_told(
     assert done.stdout == "done\n"
     assert "note: random.py is beside the script" in done.stderr
     assert done.stderr.count("note:") == 1
+
+
+def test_edits_that_a_script_makes_are_in_its_recording(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import torch, tenterhook as th
+from torch import nn
+def run():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    for _ in range(3):
+        with th.edit(net) as edit:
+            edit.output("0", th.edits.scale(0.5), call=0)
+            edit.output("0", th.edits.scale(0.5), call=0)
+            net(torch.ones(1, 2))
+run()  # the model is gone when the script ends
+""")
+    done = record(tmp_path, "-q", "--to", "run.thk", "train.py")
+    assert done.returncode == 0, done.stderr
+    one = {"kind": "output", "select": "0", "value": "scale(0.5)", "ran": 3, "call": [0]}
+    assert open_recording(tmp_path / "run.thk").manifest.edits == [one, one]

@@ -431,6 +431,52 @@ def test_values_to_disk_and_back(fw: Adapter, tmp_path: Path) -> None:
     assert repr(th.edits.scale(0.5)) == "scale(0.5)" and repr(th.edits.clip_norm(1.0)) == "clip_norm(1.0)"
 
 
+ARRAY = np.float32([1, 2, 3, 4])
+EVERY_VALUE = {  # what it prints
+    "zero(dim=-1, index=slice(1, 4, None))": lambda fw, clean: th.edits.zero(dim=-1, index=slice(1, 4)),
+    "scale(ndarray(4,))": lambda fw, clean: th.edits.scale(ARRAY),
+    "add({tensor}(4,))": lambda fw, clean: th.edits.add(fw.tensor(ARRAY)),
+    "replace(3.0, dim=1, index=(0, 2))": lambda fw, clean: th.edits.replace(3.0, dim=1, index=[0, 2]),
+    "clamp(min=-0.5, max=0.05)": lambda fw, clean: th.edits.clamp(-0.5, 0.05),
+    "noise(0.25, seed=3)": lambda fw, clean: th.edits.noise(0.25, seed=3),
+    "clip_value(0.1)": lambda fw, clean: th.edits.clip_value(0.1),
+    "clip_norm(0.5)": lambda fw, clean: th.edits.clip_norm(0.5),
+    "normalise(2.0, over=(1,))": lambda fw, clean: th.edits.normalise(2.0, over=1),
+    "patch({recording})": lambda fw, clean: th.edits.patch(clean),
+    "mean_of({recording})": lambda fw, clean: th.edits.mean_of(clean),
+    "interpolate({recording}, 0.5)": lambda fw, clean: th.edits.interpolate(clean, 0.5),
+}
+
+
+@pytest.mark.parametrize("printed", EVERY_VALUE)
+def test_each_value_prints_itself_goes_to_disk_and_back_and_is_in_the_recording(
+    fw: Adapter, tmp_path: Path, printed: str
+) -> None:
+    net = net_with(fw)
+    with th.record(net, tensors=True) as rec:
+        net(fw.tensor(-X))
+    rec.save(tmp_path / "clean.thk")
+    clean = th.open(tmp_path / "clean.thk")
+    value = EVERY_VALUE[printed](fw, clean)
+    text = printed.format(tensor=type(fw.tensor(ARRAY)).__name__, recording=repr(clean))
+    assert repr(value) == text
+    th.edits.save(value, tmp_path / "edit.json")
+    outputs = []
+    for one in (value, th.edits.load(tmp_path / "edit.json")):
+        with th.record(net) as rec, th.edit(net).output("a", one):
+            outputs.append(fw.array(net(fw.tensor(X))))
+        said = rec.recording.manifest.edits
+        assert [(edit["select"], edit["kind"], edit["value"], edit["ran"]) for edit in said] == [
+            ("a", "output", repr(one), 1)
+        ]
+    np.testing.assert_array_equal(*outputs)
+    assert (outputs[0] != fw.array(net(fw.tensor(X)))).any()
+
+
+def test_there_are_no_other_values() -> None:
+    assert {text.partition("(")[0] for text in EVERY_VALUE} == set(th.edits.__all__) - {"EditValue", "load", "save"}
+
+
 def test_a_recording_holds_the_edits_that_were_made_meanwhile(fw: Adapter, tmp_path: Path) -> None:
     net, other = net_with(fw), net_with(fw)
     with th.edit(other) as elsewhere, th.record(net, to=tmp_path / "r.thk"):
@@ -441,6 +487,23 @@ def test_a_recording_holds_the_edits_that_were_made_meanwhile(fw: Adapter, tmp_p
             net(fw.tensor(X))
     assert th.open(tmp_path / "r.thk").manifest.edits == [
         {"kind": "output", "select": "a", "value": "scale(0.5)", "ran": 1, "call": [0]}
+    ]
+
+
+def test_a_recording_holds_the_edits_of_a_model_that_is_gone(fw: Adapter) -> None:
+    """What many sessions did in the same way is one entry."""
+    net = net_with(fw)
+    with th.record(net) as rec:
+        for factor in (0.5, 0.5, 2):
+            with th.edit(net) as edit:
+                edit.output("a", th.edits.scale(factor))
+                net(fw.tensor(X))
+        del net, edit
+        gc.collect()
+    said = {"kind": "output", "select": "a"}
+    assert rec.recording.manifest.edits == [
+        said | {"value": "scale(0.5)", "ran": 2},
+        said | {"value": "scale(2)", "ran": 1},
     ]
 
 
@@ -465,7 +528,7 @@ def test_a_table_of_edits_and_why_they_did_not_run(fw: Adapter) -> None:
         "zero()",
         "call 3",
         "0",
-        "called 1 times, never in call 3 (or no gradient came then)",
+        "called once, never in call 3",
     ]
     assert rows[5][:4] == ["a", "grad_output", "clip_norm(1.0)", "0"] and "no gradient" in rows[5][4]
 
@@ -628,6 +691,18 @@ def test_a_session_of_one_call(fw: Adapter) -> None:
     close(fw.array(th.edit(net).stop("a").run(net, fw.tensor(X))), first)
     with pytest.raises(RuntimeError, match="mine"):
         th.edit(net).output("a", raising).run(net, fw.tensor(X))
+    assert what_is_on(net) == before
+
+
+def test_recording_one_call(fw: Adapter) -> None:
+    net = net_with(fw)
+    expected, before = fw.array(net(fw.tensor(X))), what_is_on(net)
+    output, rec = th.record(net, tensors=True).run(net, fw.tensor(X))
+    np.testing.assert_array_equal(fw.array(output), expected)
+    np.testing.assert_array_equal(fw.array(rec["b"].output), expected)
+    assert rec.recording.manifest.complete and what_is_on(net) == before
+    with pytest.raises(RuntimeError, match="mine"):
+        th.record(net).run(raising, None)
     assert what_is_on(net) == before
 
 

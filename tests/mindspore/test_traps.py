@@ -258,3 +258,135 @@ def test_a_call_that_an_interrupt_has_ended_is_not_taken_for_the_parent_of_the_n
         raises.clear()
         cell(ones(2))
     assert [(call.path, call.depth) for call in rec.order()] == [("", 0), ("part", 1)] * 2
+
+
+def test_hooks_on_a_tensor_that_is_used_again_do_not_add_up() -> None:
+    """MindSpore: a hook on a tensor stays on it, so that the second call fires twice."""
+    cell, x, seen = nn.Identity(), tensor(3.0), []
+    square = Square()
+    with th.record(cell) as rec, th.hooks(cell) as hooks:
+        hooks.backward_pre("", lambda module, out: seen.append(out[0].asnumpy().item()))
+        for _ in range(3):
+            ms.grad(lambda x: square(cell(x)).sum())(x)
+    assert seen == [6.0] * 3
+    rows = rec.query("select mean from values where kind = 'grad_output'").to_pylist()
+    assert [row["mean"] for row in rows] == [6.0] * 3
+    assert ms.grad(lambda x: square(x).sum())(x).asnumpy().item() == 6.0
+    assert seen == [6.0] * 3
+
+
+def test_a_cell_is_watched_in_the_mode_that_it_is_in() -> None:
+    """MindSpore's cells begin in inference mode."""
+    cell = nn.SequentialCell(nn.Dense(3, 3), nn.BatchNorm1d(3))
+    for mode in (False, True):
+        cell.set_train(mode)
+        before = cell[1].moving_mean.asnumpy().copy()
+        with th.record(cell, kinds=["grad_input", "output"]), th.hooks(cell) as hooks:
+            hooks.backward("**", lambda module, into, out: None)
+            cell(ms.Tensor(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)))
+        assert cell.training is cell[1].training is mode
+        assert np.array_equal(before, cell[1].moving_mean.asnumpy()) is not mode
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_parameters_go_by_the_names_of_their_attributes(alone: bool) -> None:
+    """MindSpore: ``moving_mean`` of a BatchNorm is called ``mean`` where it stands alone, and a shared one bears its last path."""
+    norm = nn.BatchNorm1d(2)
+    cell = norm if alone else nn.SequentialCell(norm, nn.SequentialCell(norm))
+    with th.record(cell, kinds=["param"]) as rec:
+        cell(ones(3, 2))
+    rows = rec.query("select path, slot from values where kind = 'param'").to_pylist()
+    assert {(row["path"], row["slot"]) for row in rows} == {
+        ("" if alone else "0", name) for name in ("gamma", "beta", "moving_mean", "moving_variance")
+    }
+    assert len(rows) == 4
+
+
+def test_a_result_of_several_tensors_of_which_one_is_used() -> None:
+    """MindSpore: one hook of a cell sees the gradients of the top level of its output only."""
+
+    class Parts(nn.Cell):
+        def construct(self, x: ms.Tensor) -> tuple[ms.Tensor, tuple[ms.Tensor, ms.Tensor]]:
+            first, second = ops.split(x * 1, 1)
+            return x * 2, (first, second)
+
+    cell, seen = Parts(), []
+    with th.hooks(cell) as hooks:
+        hooks.backward_pre(
+            "", lambda module, out: seen.append([None if g is None else g.asnumpy().tolist() for g in out])
+        )
+        ms.grad(lambda x: (cell(x)[1][1] * 5).sum())(tensor(1.0, 2.0))
+    assert seen == [[None, None, [5.0]]]
+
+
+def test_two_passes_of_which_the_first_fails_in_a_hook() -> None:
+    """MindSpore: after an exception the next backward pass calls the hook twice, with garbage."""
+    cell, seen, fails = nn.SequentialCell(Square(), Square()), [], [True]
+
+    def fail_once(module: nn.Cell, into: Any, out: Any) -> None:
+        seen.append((into[0].asnumpy().item(), out[0].asnumpy().item()))
+        if fails:
+            fails.clear()
+            raise ValueError("mine")
+
+    with th.record(cell, kinds=["grad_output"]) as rec, th.hooks(cell) as hooks:
+        hooks.backward("0", fail_once)
+        for _ in range(3):
+            try:
+                assert gradients(cell, tensor(2.0)) == [32.0]
+            except ValueError:
+                assert seen == [(32.0, 8.0)]
+    assert seen == [(32.0, 8.0)] * 3
+    rows = rec.query("select path, mean from values where kind = 'grad_output' and path = '1' order by seq").to_pylist()
+    assert [row["mean"] for row in rows] == [1.0] * 3
+
+
+def _chain() -> nn.Cell:
+    return nn.SequentialCell(nn.Dense(3, 3), nn.Tanh(), nn.Dense(3, 2))
+
+
+def _marked(cell: nn.Cell) -> nn.Cell:
+    cell.set_grad()
+    return cell
+
+
+DIFFERENTIATED: dict[str, Any] = {
+    "ms.grad": lambda cell, x: ms.grad(cell, 0, cell.trainable_params())(x),
+    "value_and_grad": lambda cell, x: ms.value_and_grad(cell, 0, cell.trainable_params())(x),
+    "GradOperation": lambda cell, x: ops.GradOperation(get_all=True, get_by_list=True)(cell, cell.trainable_params())(x),
+    "with the gradient of the output": lambda cell, x: ops.GradOperation(get_all=True, sens_param=True)(cell)(
+        x, ms.Tensor(np.float32([[2, 3], [4, 5]]))
+    ),
+    "set_grad": lambda cell, x: ops.GradOperation(get_all=True)(_marked(cell))(x),
+    "run before": lambda cell, x: (_marked(cell)(x), ops.GradOperation(get_all=True)(cell)(x))[1],
+    "twice": lambda cell, x: [ms.grad(cell)(x), ms.grad(cell, 0, cell.trainable_params())(x)],
+    "vjp": lambda cell, x: ms.vjp(cell, x)[1](ms.Tensor(np.float32([[2, 3], [4, 5]]))),
+    "gradient of a gradient": lambda cell, x: ms.grad(lambda a: (ms.grad(cell)(a) ** 2).sum())(x),
+    "third": lambda cell, x: ms.grad(lambda a: (ms.grad(lambda b: (ms.grad(cell)(b) ** 2).sum())(a) ** 2).sum())(x),
+}
+
+
+def _flat(value: Any) -> list[np.ndarray]:
+    return [value.asnumpy()] if isinstance(value, ms.Tensor) else [one for part in value for one in _flat(part)]
+
+
+@pytest.mark.parametrize("way", DIFFERENTIATED)
+def test_a_cell_that_is_differentiated_itself(way: str) -> None:
+    """MindSpore begins the graph inside its call; and of a gradient of a gradient it makes something else where there is a view."""
+    cell, x = _chain(), ms.Tensor(np.random.default_rng(3).normal(size=(2, 3)).astype(np.float32))
+    run = DIFFERENTIATED[way]
+    bare = _flat(run(cell, x))
+    flags = [one.requires_grad for _, one in cell.cells_and_names()]
+    cell.set_grad(False)
+    seen: list[np.ndarray] = []
+    kinds = ["input", "output", "grad_input", "grad_output"]
+    with th.record(cell, kinds=kinds) as rec, th.hooks(cell) as hooks:
+        hooks.backward("", lambda module, into, out: seen.append(None if into[0] is None else into[0].asnumpy().copy()))
+        came = _flat(run(cell, x))
+    assert rec.recording.manifest.partial is None
+    assert [one.requires_grad for _, one in cell.cells_and_names()] == flags
+    for one, other in zip(came, bare, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if way not in ("gradient of a gradient", "third", "run before"):
+        of_input = came[1] if way == "value_and_grad" else came[0]
+        np.testing.assert_array_equal(seen[0], of_input)

@@ -88,12 +88,7 @@ def build(fw: Adapter, block: Block, *, written: bool, seed: int) -> Any:
             elif block.what == "twice":
                 layer = fw.module("Twice", lambda self, x: self.inner(self.inner(x)), inner=layer)
             elif block.what == "checkpoint":
-                whole = layer
-                layer = (
-                    fw.checkpointed(whole)
-                    if checkpoints
-                    else fw.module("Plain", lambda self, x: self.inner(x), inner=whole)
-                )
+                layer = fw.checkpointed(layer)
         if not written:
             return fw.module("Place", lambda self, x: self.it(x), it=layer)
         return fw.module("Place", lambda self, x: _in_code(self.it, x, block.edits), it=layer)

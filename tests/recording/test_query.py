@@ -12,6 +12,7 @@ import pytest
 from tenterhook.errors import RecordingError
 from tenterhook.recording import DiskSink, Manifest, MemorySink, Recording, open_recording
 from tenterhook.recording.rows import ROW_GROUP
+from tenterhook.stats import STATISTICS
 from tests.recording.synthetic import call, calls_batch, many_values, modules_table, step_of_rows, value, values_batch
 
 
@@ -135,3 +136,63 @@ def test_nothing_else_is_reached(recording: Recording, tmp_path: Path, sql: str)
         recording.query(sql.format(secret=secret, own=str(own).replace("'", "''")))
     assert secret.read_text() == "a\n1\n" and (own.read_bytes() if own.exists() else b"") == before
     assert local_variable.num_rows == 1
+
+
+PLACES = {
+    "whole": [(rank, [4 * rank, 0], 12, {}) for rank in range(4)],
+    "copies": [(rank, [8 * (rank % 2), 0], 24, {"nan_count": rank % 2}) for rank in range(4)],
+    "missing": [(rank, [4 * rank, 0], 12, {}) for rank in (0, 2, 3)],
+    "empty": [(0, [0, 0], 48, {}), *((rank, [0, 0], 0, {}) for rank in (1, 2, 3))],
+    "nothing": [(rank, [0, 0], 0, {"shape": [0, 3]}) for rank in range(2)],
+    "unsketched": [(rank, [4 * rank, 0], 12, {"sketch": None, "note": "rows of columns"}) for rank in range(4)],
+    "unmeasured": [(rank, [4 * rank, 0], None, dict.fromkeys((*STATISTICS, "sketch", "digest"))) for rank in range(4)],
+    "not-finite": [(rank, [4 * rank, 0], 12, {"posinf_count": 12} if rank else {}) for rank in range(4)],
+    "own": [(rank, None, 48, {}) for rank in range(2)],
+}
+ALONE = ("min", "max", "mean", "std", "rms", "absmax")
+
+
+@pytest.mark.parametrize("disk", [True, False], ids=["disk", "memory"])
+def test_shards_are_merged_in_sql_as_the_method_does(tmp_path: Path, disk: bool) -> None:
+    chance = np.random.default_rng(0)
+    rows: dict[int, list[dict[str, object]]] = {rank: [] for rank in range(4)}
+    for step, (path, parts) in enumerate((path, parts) for path, parts in PLACES.items() for _ in range(2)):
+        of_shard: dict[str, dict[str, object]] = {}
+        for rank, shard, numel, fields in parts:
+            numbers = {name: float(number) for name, number in zip(ALONE, chance.normal(size=6) ** 2, strict=True)}
+            numbers["mean"] += 1e4  # of which a naive variance would lose the rest
+            numbers["rms"] = (numbers["mean"] ** 2 + numbers["std"] ** 2) ** 0.5
+            if not numel or fields.get("posinf_count") == numel:
+                numbers = dict.fromkeys(ALONE)
+            same = of_shard.setdefault(
+                str(shard) if shard else str(rank), {**numbers, "sketch": chance.normal(size=64)}
+            )
+            content = {
+                **same,
+                "shape": [16, 3],
+                "shard": shard,
+                "numel": numel,
+                "zero_count": 0,
+                "kind": "param",
+                **fields,
+            }
+            content["sketch"] = None if content["sketch"] is None or not numel else list(content["sketch"])
+            rows[rank].append(value(len(rows[rank]), 0, step, path, **content))
+    if disk:
+        for rank in range(4):
+            sink = DiskSink(tmp_path / "a.thk", Manifest(world=4, rank=rank), rank=rank)
+            sink.write_values(values_batch(*rows[rank]))
+            sink.close(Manifest(world=4, rank=rank), modules_table())
+        recording = open_recording(tmp_path / "a.thk")
+    else:
+        memory = MemorySink()
+        memory.write_values(values_batch(*rows[0]))
+        recording = Recording(memory)
+    expected = recording.merged().sort_by([("step", "ascending")]).to_pylist()
+    found = recording.query("select * from merged order by step, ranks").to_pylist()
+    expected.sort(key=lambda row: (row["step"], row["ranks"]))
+    assert len(found) == len(expected) > 10 and found[0].keys() == expected[0].keys()
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, wanted in theirs.items():
+            near = isinstance(wanted, float) or (name == "sketch" and wanted is not None)
+            assert ours[name] == (pytest.approx(wanted, rel=1e-6, abs=1e-6) if near else wanted), (ours["path"], name)

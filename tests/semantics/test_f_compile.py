@@ -372,18 +372,3 @@ assert torch._dynamo.eval_frame._stance.stance == "default"
 assert type(torch._dynamo.__loader__).__module__.startswith("_frozen_importlib"), torch._dynamo.__loader__
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "register", [th.register_forward_hook, th.register_forward_pre_hook, th.register_backward_hook]
-)
-def test_a_single_hook_on_a_compiled_model_warns(way: Callable[..., Any], register: Callable[..., Any]) -> None:
-    """Rows 13 and 14, D: outside a session nothing has the code run eager; the warning says what to do."""
-    net: Any = make_net()
-    compiled = way(net, "eager")
-    compiled(torch.ones(1, 2))
-    with pytest.warns(UserWarning, match=r"part of a compiled model.*th\.hooks") as caught:
-        register(net[0], lambda *args: None).remove()
-    assert caught[0].filename == __file__
-    register(make_net()[0], lambda *args: None).remove()  # warnings are errors: another model gives none

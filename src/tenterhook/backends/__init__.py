@@ -199,6 +199,19 @@ class Backend(EditingMethods, Protocol):
         """Return a tensor equal to ``tensor`` whose gradient is the part that flows through this alias."""
         ...
 
+    def hand_back(self, tensor: Any, alias: Any, version: int | None) -> str | None:
+        """Give to ``tensor`` the memory that a module has put under its ``alias`` (``x.data = ...``).
+
+        Args:
+            tensor: the module's input.
+            alias: what the module was given.
+            version: the alias's before the module ran.
+
+        Returns:
+            None, or what the module did to the alias that cannot be done to the tensor now: ``changes ...``.
+        """
+        ...
+
     def version(self, tensor: Any) -> int | None:
         """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...
@@ -275,6 +288,10 @@ class Backend(EditingMethods, Protocol):
 
         With ``dtype`` (``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``) real numbers are turned into that.
         """
+        ...
+
+    def reference(self, tensor: Any) -> Any | None:
+        """Return the tensor without its graph, sharing its memory; None where later changes of it could not be told."""
         ...
 
     def to_numpy(self, kept: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tenterhook.backends import InstalledHook
 
-__all__ = ["callbacks_on", "is_ours", "record"]
+__all__ = ["callbacks_on", "function_name", "is_ours", "record", "users_function"]
 
 
 def record(path: str, kind: str, hook: Any, note: str = "") -> InstalledHook:
@@ -23,7 +23,7 @@ def record(path: str, kind: str, hook: Any, note: str = "") -> InstalledHook:
     ours = is_ours(hook)
     site = _site_of(hook) if ours else None
     function = site.fn if site is not None else getattr(hook, "hook", hook) if ours else hook
-    name = "(recording)" if is_ours(function) else _name_of(function)
+    name = "(recording)" if is_ours(function) else function_name(function)
     alive = not note
     if site is not None:
         if not site.live:
@@ -64,9 +64,16 @@ def _innermost(function: Any) -> Any:
     return function
 
 
-def _name_of(function: Any) -> str:
+def users_function(hook: Any) -> Any:
+    """Return the user's callback behind a hook of ours; None where there is none."""
+    site = _site_of(hook)
+    return None if site is None else site.fn
+
+
+def function_name(function: Any) -> str:
+    """Return a callback's name for tables and messages."""
     if isinstance(function, functools.partial):
-        return f"partial({_name_of(function.func)})"
+        return f"partial({function_name(function.func)})"
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tenterhook.backends._editing import Instead
+from tenterhook.backends._torch_shards import is_dtensor, replicated
 
 __all__ = ["Bypass", "clip_together", "constant", "gradients", "where"]
 
@@ -27,8 +28,10 @@ def constant(value: Any, like: torch.Tensor, boolean: bool) -> torch.Tensor:
         odd = value.dtype.kind == "V" or value.dtype == ml_dtypes.bfloat16
         value = torch.from_numpy(np.array(value, np.float32) if odd else np.array(value))
     if isinstance(value, torch.Tensor):
-        return value.to(device=like.device, dtype=dtype)
-    return torch.tensor(value, dtype=dtype, device=like.device)
+        made = value.to(device=like.device, dtype=dtype)
+    else:
+        made = torch.tensor(value, dtype=dtype, device=like.device)
+    return replicated(made, like) if is_dtensor(like) and not is_dtensor(made) else made
 
 
 def where(mask: torch.Tensor, new: Any, old: torch.Tensor) -> torch.Tensor:

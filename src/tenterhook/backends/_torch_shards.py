@@ -13,6 +13,7 @@ __all__ = [
     "is_dtensor",
     "local_part",
     "process",
+    "replicated",
     "shard_like",
     "shard_note",
     "shard_offset",
@@ -114,3 +115,10 @@ def shard_like(tensor: Any, local: torch.Tensor) -> Any:
     return type(tensor).from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def replicated(whole: torch.Tensor, like: Any) -> Any:
+    """Return a distributed tensor, on the mesh of ``like``, of which each process has the whole; the same everywhere."""
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415
+
+    return type(like).from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)

@@ -233,38 +233,79 @@ class PostAccumulateTap:
 class ShardTap:
     """A callback on the gradient that one backward pass brings to a sharded parameter, which may replace it.
 
+    Args:
+        parameter: the sharded parameter.
+        fn: the callback.
+        edits: whether it runs ahead of all that do not.
+    """
+
+    __slots__ = ("_port", "edits", "fn", "live")
+
+    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> None:
+        self.fn = fn
+        self.edits = edits
+        self.live = True
+        self._port = _ShardPort.of(parameter)
+        taps = self._port.taps
+        taps.insert(sum(one.edits for one in taps) if edits else len(taps), self)
+
+    def remove(self) -> None:
+        if self.live:
+            self.live = False
+            self._port.taps.remove(self)
+            if not self._port.taps:
+                self._port.close()
+
+
+class _ShardPort:
+    """The one hook that we keep on a sharded parameter; runs its taps.
+
     Hooks on sharded parameters never fire, those after accumulation do; they see the running sum, from which what was
     there before is taken off. So the last sum is kept: as much memory as this rank's shard of the gradient.
     """
 
-    def __init__(self, parameter: torch.Tensor, fn: Callable[[Any], Any]) -> None:
-        self.live = True
-        self._fn = fn
+    __torch_unserializable__ = True
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.taps: list[ShardTap] = []
         self._sum: Any = None  # parameter.grad as it was left, and a copy of its values then
         self._values: Any = None
         self._versions = (-1, -1)
+        self._handle = parameter.register_post_accumulate_grad_hook(self)
+        # what looks at the sum is to see it with the new gradient in it
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        hooks.move_to_end(self._handle.id, last=False)
 
-        def after_accumulation(leaf: torch.Tensor) -> None:
-            if self.live and leaf.grad is not None:
-                with torch.no_grad():
-                    self._arrived(leaf)
+    @classmethod
+    def of(cls, parameter: Any) -> _ShardPort:
+        """Return the one of a parameter."""
+        hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+        return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(parameter)
 
-        after_accumulation.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        self._handle = parameter.register_post_accumulate_grad_hook(after_accumulation)
+    def __call__(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is not None:
+            with torch.no_grad():
+                self._arrived(leaf)
 
     def _arrived(self, leaf: Any) -> None:
         total = leaf.grad
         # Accumulation changes the shard, and only it; what zeroes the gradient counts on the distributed tensor, too.
         whole, shard = self._versions
-        added = self._sum is total and _versions(total) == (whole, shard + 1)
+        now_whole, now_shard = _versions(total)
+        # not by one: from the third pass on FSDP2 counts more
+        added = self._sum is total and now_whole == whole and now_shard > shard
         before = self._values if added else None
-        new = self._fn(total if before is None else total - before)
-        if new is not None:
-            leaf.grad = total = new if before is None else before + new
+        gradient, changed = total if before is None else total - before, False
+        for tap in self.taps[:]:
+            new = tap.fn(gradient) if tap.live else None
+            if new is not None:
+                gradient, changed = new, True
+        if changed:
+            leaf.grad = total = gradient if before is None else before + gradient
         self._sum, self._values, self._versions = total, total.clone(), _versions(total)
 
-    def remove(self) -> None:
-        self.live = False
+    def close(self) -> None:
+        """Take the hook off."""
         self._sum = self._values = None
         self._handle.remove()
 

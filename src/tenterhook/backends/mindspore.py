@@ -32,12 +32,14 @@ from tenterhook.backends import (
 )
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
 from tenterhook.backends import _mindspore_models as models
+from tenterhook.backends._installed import function_name, users_function
+from tenterhook.backends._mindspore_in_place import tell_of_cells, tell_of_code
 from tenterhook.backends._mindspore_installed import list_hooks
 from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
-from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
+from tenterhook.backends._mindspore_seams import executor, is_differentiating, is_nested, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
@@ -97,6 +99,9 @@ class MindSporeBackend:
         *,
         layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
+        for callback in (before, after):
+            if callback is not None and (function := users_function(callback)) is not None:
+                tell_of_code(function, f"the hook {function_name(function)}")
         return put_on(CallHook(module, before, after, failed, layer=layer))
 
     def running_modules(self) -> list[Any]:
@@ -136,11 +141,13 @@ class MindSporeBackend:
     @contextlib.contextmanager
     def seeing_everything(self, model: nn.Cell | None) -> Iterator[Sequence[str]]:
         """Run what ``ms.jit`` has compiled eager for as long as the session lasts."""
-        eager = model is not None
-        del model  # a suspended frame would keep it alive
-        hold = Hold(eager=eager)
         told: list[str] = []  # gets a sentence for each compiled function as it is met
         STATE.told.append(told)
+        eager = model is not None
+        hold = Hold(eager=eager)
+        if model is not None:
+            tell_of_cells(cell for _, _, cell, _ in models.walk(model))
+        del model  # a suspended frame would keep it alive
         self._eager_sessions += eager
         try:
             yield told
@@ -170,7 +177,11 @@ class MindSporeBackend:
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
-        return tensor.view(tensor.shape)
+        # of a gradient of a gradient MindSpore makes something else where there is a view in it
+        return tensor.expand_as(tensor) if is_nested() else tensor.view(tensor.shape)
+
+    def hand_back(self, tensor: mindspore.Tensor, alias: mindspore.Tensor, version: int | None) -> str | None:
+        return None  # an alias is changed in its values only, and shares those
 
     def version(self, tensor: mindspore.Tensor) -> int | None:
         return version_of(tensor)
@@ -187,7 +198,7 @@ class MindSporeBackend:
 
     def wants_gradient(self, tensor: mindspore.Tensor) -> bool:
         # what is made of it where gradients are off (the first run of what is checkpointed) has none, whatever it says
-        return executor.enable_grad() and why_no_gradient(tensor) is None
+        return executor.enable_grad() and executor.grad_flag() and why_no_gradient(tensor) is None
 
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
@@ -265,6 +276,9 @@ class MindSporeBackend:
         # asnumpy() shares the tensor's memory, and so does a tensor made of an array
         kept = mindspore.Tensor(tensor.asnumpy().copy())
         return kept.astype(getattr(mindspore, dtype)) if dtype and kept.is_floating_point() else kept
+
+    def reference(self, tensor: mindspore.Tensor) -> None:
+        return None
 
     def to_numpy(self, kept: mindspore.Tensor) -> Any:
         array = kept.asnumpy()

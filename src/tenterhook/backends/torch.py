@@ -37,6 +37,7 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
+from tenterhook.backends._torch_aliases import hand_back
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
@@ -291,14 +292,20 @@ class TorchBackend:
         if accumulated:
             return PostAccumulateTap(parameter, fn)
         if shards.is_dtensor(parameter):
-            return ShardTap(parameter, fn)
+            return ShardTap(parameter, fn, edits=edits)
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
-        if vars(tensor):
-            vars(alias).update(vars(tensor))  # what somebody has pinned to the input is looked for by the module
+        if type(alias) is torch.Tensor:
+            # What is pinned to the one is on the other, whoever does it and whenever.
+            setattr(alias, "__dict__", vars(tensor))  # noqa: B010 - a type checker holds it for read-only
+        else:  # a class of its own may keep there what makes up the tensor
+            vars(alias).update({name: value for name, value in vars(tensor).items() if name not in vars(alias)})
         return alias
+
+    def hand_back(self, tensor: torch.Tensor, alias: torch.Tensor, version: int | None) -> str | None:
+        return hand_back(tensor, alias, version)
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
@@ -427,6 +434,11 @@ class TorchBackend:
             if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
+
+    def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) not in _PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+        return tensor.detach()  # shares the count of changes, too
 
     def to_numpy(self, kept: torch.Tensor) -> Any:
         if kept.layout is not torch.strided or kept.is_quantized:

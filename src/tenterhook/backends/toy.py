@@ -207,6 +207,9 @@ class ToyBackend:
     def alias(self, tensor: Tensor) -> Tensor:
         return make(tensor.data, (tensor, lambda g: g))
 
+    def hand_back(self, tensor: Tensor, alias: Tensor, version: int | None) -> str | None:
+        return None  # an alias is changed in its values only, and shares those
+
     def version(self, tensor: Tensor) -> int | None:
         return tensor.version if isinstance(tensor, Tensor) else 0  # gradients are plain arrays
 
@@ -276,6 +279,9 @@ class ToyBackend:
     def keep(self, tensor: Tensor, dtype: str | None = None) -> Tensor:
         real = np.issubdtype(tensor.data.dtype, np.floating)
         return Tensor(tensor.data.astype(dtype_named(dtype)) if dtype and real else tensor.data.copy())
+
+    def reference(self, tensor: Tensor) -> None:
+        return None
 
     def to_numpy(self, kept: Tensor) -> np.ndarray:
         return kept.data

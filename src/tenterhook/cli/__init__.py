@@ -63,10 +63,15 @@ _FAULT = 70
 @click.version_option(__version__, "-V", "--version", message="tenterhook %(version)s")
 @verbose_option
 def tenterhook() -> None:
-    """See, compare and diagnose what happens inside a neural network.
+    """See what happens inside a neural network: what runs, in which order, and what flows through, forward and backward.
 
-    Start with `tenterhook record train.py`, then `tenterhook show @0`.
-    """
+    Start with `tenterhook record train.py` (your script as it is), then `tenterhook show`. COMMAND --help says more.
+
+    \b
+    Exit codes: 0 all is well; 1 findings; 2 wrong use; 3 a recording that cannot
+    be read; 4 nothing was recorded, or nothing matches; 70 a fault of tenterhook
+    itself; 130 interrupted. After record, that of a script that fails wins.
+    """  # noqa: D301 - click's mark for lines that are not to be filled
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

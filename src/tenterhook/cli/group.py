@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-__all__ = ["LazyGroup", "Settings", "Work", "verbose_option"]
+__all__ = ["COUNT", "LazyGroup", "Settings", "Work", "verbose_option"]
 
 
 @dataclass
@@ -34,6 +34,23 @@ class Work:
 
     body: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Count(click.ParamType[int]):
+    """A number from 0 on; of click's own kind the help would say "x>=0"."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        text = str(value)
+        if not (text.isascii() and text.isdigit()):
+            self.fail(f"{text!r} is no number from 0 on", param, ctx)
+        return int(text)
+
+
+COUNT = _Count()
+"""The type of options that take a number from 0 on."""
 
 
 class LazyGroup(click.Group):

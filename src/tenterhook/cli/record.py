@@ -98,7 +98,7 @@ class _RecordCommand(click.Command):
     cls=_RecordCommand,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script and record what happens in its models.",
-    epilog="Everything after the script (or module) belongs to it, also what looks like our options.",
+    epilog="Everything after the script (or module) belongs to it, also what looks like options of tenterhook.",
 )
 @click.option(
     "-o", "--to", type=click.Path(path_type=Path), help="Directory to write.  [default: runs/SCRIPT-MMDD-HHMMSS.thk]"
@@ -115,17 +115,19 @@ class _RecordCommand(click.Command):
     "--kinds",
     metavar="KIND,...",
     callback=_split,
-    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output]",
+    help=f"What to look at: {', '.join(Kind)}.  [default: output,grad_output; with --tensors also input]",
 )
 @click.option(
     "--stats",
     type=click.Choice(["basic", "none"]),
     default="basic",
     show_default=True,
-    help="Statistics of each tensor.",
+    help="Statistics of each tensor: mean, std, extremes, counts of nan, inf and 0.",
 )
 @click.option(
-    "--no-sketch", is_flag=True, help="Leave out the sketch that lets recordings be compared without tensors."
+    "--no-sketch",
+    is_flag=True,
+    help="Leave out the sketch by which recordings can be compared without tensors (256 bytes a value).",
 )
 @click.option("--tensors", is_flag=True, help="Store the tensors themselves, inputs too.")
 @click.option("--ops", is_flag=True, help="Record functional calls between modules, too: F.relu, @, flatten.")
@@ -136,7 +138,11 @@ class _RecordCommand(click.Command):
     callback=_rates,
     help="Record every N-th step; 'PATTERN=N' gives some modules a rate of their own, repeatable.  [default: 1]",
 )
-@click.option("--steps", metavar="RANGES", help="Record these steps only: '0:100:10,500'.")
+@click.option(
+    "--steps",
+    metavar="RANGES",
+    help="Record these steps only: '0:100:10,500' (from, to, by; single ones).  [default: all]",
+)
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -151,20 +157,24 @@ class _RecordCommand(click.Command):
     help="When recording itself fails: go on without it, or stop the script.",
 )
 @click.option("--note", metavar="TEXT", help="A note to keep with the recording.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors of ours.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing of ours unless something is wrong.")
 @click.option("-m", "module", is_flag=True, help="The target is a module, as with python -m.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE|-- torchrun [ARGS]...")
 @verbose_option
 @click.pass_context
 def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path | None, **options: Any) -> Work:
-    """Run a training script and record what happens in its models.
+    """Run a script and record what happens in its models, forward and backward.
 
-    The script needs no change and notices nothing: its output, exit code and tracebacks are its own. A summary comes at the end, on
-    standard error.
+    The script needs no change and notices nothing: its output, exit code and tracebacks are its own (4 is the exit code where it ended
+    well and nothing was recorded). A summary comes at the end, on standard error.
 
     \b
     tenterhook record train.py --lr 3e-4
     tenterhook record --select 'encoder.**' --every 50 -m package.train
+    tenterhook record -- torchrun --nproc-per-node 2 train.py
+
+    Steps are counted from 0. A step ends when an optimizer steps; what runs between two of these, an evaluation for one, belongs to the
+    step before. Where no optimizer ever steps, each call of a model is a step.
     """  # noqa: D301 - click's mark for lines that are not to be filled
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)

@@ -125,7 +125,7 @@ def _limits(frameworks: dict[str, str | None]) -> list[str]:
         limits += [
             "torch script modules (torch.jit.script, .trace) take no hooks: record the model they were made of",
             "torch.compile runs eagerly while hooks are on: they are put on before the first call, and slow it down",
-            "functional ops (F.relu, @) are no modules and are not seen between them",
+            "functional calls (F.relu, @) are no modules: they are seen where that is asked for, with --ops or ops=True",
         ]
     if frameworks["mindspore"]:
         limits.append("mindspore in graph mode and under jit takes no hooks: record in PyNative mode")
@@ -136,7 +136,7 @@ def _limits(frameworks: dict[str, str | None]) -> list[str]:
     if sys.platform == "win32":
         limits.append("on Windows a recording of a process that is ended from outside is not closed")
     limits.append(
-        "processes that a script starts itself (torchrun, spawned workers) are not recorded by its own recorder"
+        "processes that a script starts itself (spawned workers) are not recorded; those of torchrun are: record -- torchrun ..."
     )
     return limits
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tenterhook.analysis.asked import check
-from tenterhook.cli.group import Work, verbose_option
+from tenterhook.cli.group import COUNT, Work, verbose_option
 from tenterhook.errors import SelectionError
 
 __all__ = ["command"]
@@ -35,16 +35,17 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 
 
 @click.command("show", short_help="Show what was recorded.")
-@click.argument("recording", metavar="RECORDING")
+@click.argument("recording", metavar="[RECORDING]", default="@0")
 @click.option(
     "--as",
     "form",
     type=click.Choice(["tree", "order", "table"]),
-    help="Nested calls; or one list in the order of execution; or every value with its statistics.  [default: tree]",
+    help="Nested calls; or one list in the order of execution; or every value with its statistics.  "
+    "[default: tree; with --site table]",
 )
 @click.option(
     "--step",
-    type=click.IntRange(min=0),
+    type=COUNT,
     metavar="N",
     help="The step to show.  [default: the first recorded; of a run that goes on, the last one that is whole]",
 )
@@ -57,9 +58,7 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     help="Only these, in all steps: 'features.*', 'type:Conv2d', 'fc:grad_output', or an address as it is printed, "
     "'Net/lstm:output[0]#1@12'; repeatable.",
 )
-@click.option(
-    "--rank", type=click.IntRange(min=0), metavar="N", help="The process to show.  [default: the first recorded]"
-)
+@click.option("--rank", type=COUNT, metavar="N", help="The process to show.  [default: the first recorded]")
 @click.option(
     "--ranks",
     metavar="N,...",
@@ -68,7 +67,7 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=COUNT,
     default=100,
     show_default=True,
     metavar="N",
@@ -79,6 +78,12 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 def command(**options: Any) -> Work:
     """Show what was recorded: the verdict, what ran and what flowed through it, and what was not seen.
 
-    RECORDING is a directory (NAME.thk), or @0 for the newest one here or in ./runs, @1 for the one before.
-    """
+    RECORDING is a directory (NAME.thk), also one that is being written; or @0 for the newest one here or in ./runs (which is shown
+    where none is named), @1 for the one before.
+
+    \b
+    tenterhook show
+    tenterhook show --step 3 --site 'encoder.**'
+    tenterhook show runs/a.thk --site fc:grad_output --as table
+    """  # noqa: D301 - click's mark for lines that are not to be filled
     return Work("tenterhook.cli.run_show:run", options)

@@ -14,11 +14,11 @@ import msgspec
 from tenterhook.errors import RecordingError
 from tenterhook.recording.schema import FORMAT_VERSION
 
-__all__ = ["MANIFEST_NAME", "Cost", "Git", "Manifest", "Model"]
+__all__ = ["MANIFEST_NAME", "MAX_BYTES", "Cost", "Git", "Manifest", "Model"]
 
 MANIFEST_NAME = "recording.json"
 
-_MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
+MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
 
 
 class Git(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -93,6 +93,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         select: the selection, as text.
         kinds: the kinds recorded.
         tensors: which tensors were stored, as text: `false`, `true` or a selection.
+        options: what else was asked for and changes the rows, by the names of `tenterhook.record`: `stats`, `sketch`, `every`,
+            `steps`, `ops`, `recompute`, `scaler` (whether there was one), `tensors_dtype`, `fused`.
         environment: values of the environment variables that are on our list, and nothing else of the environment.
         started: start of the recording, UTC, ISO 8601.
         ended: end of the recording, None while it runs.
@@ -124,6 +126,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     select: str | None = None
     kinds: list[str] = []
     tensors: str | None = None
+    options: dict[str, Any] = {}
     environment: dict[str, str] = {}
     started: str | None = None
     ended: str | None = None
@@ -151,7 +154,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         Raises:
             RecordingError: it is not JSON, not a manifest, or of a newer major version.
         """
-        if len(data) > _MAX_BYTES:
+        if len(data) > MAX_BYTES:
             raise RecordingError(
                 f"{where} is {len(data)} bytes long, which no recording of ours is; it is not a recording"
             )

@@ -7,6 +7,7 @@ record to disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,25 @@ from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.nonfinite import first_in_rows
 from tenterhook.recording.schema import MODULES
 from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, with_rank
+from tenterhook.recording.value import STALE
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["MemorySink"]
+__all__ = ["Alias", "MemorySink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A tensor that was stored without a copy.
+
+    Attributes:
+        tensor: shares its memory with what the program goes on to use.
+        is_stale: says whether it was changed since it was stored.
+    """
+
+    tensor: Any
+    is_stale: Callable[[], bool]
 
 
 class MemorySink:
@@ -61,7 +76,7 @@ class MemorySink:
         self._append("values", batch)
 
     def write_tensor(self, key: str, tensor: Any) -> bool:
-        """Keep a tensor, of whatever framework, as it is; True, since memory has no budget."""
+        """Keep a tensor, of whatever framework, as it is, or an `Alias` of one; True, since memory has no budget."""
         with self._lock:
             self._tensors[key] = tensor
         return True
@@ -158,25 +173,36 @@ class MemorySink:
         return None if found is None else found.row.to_pylist()[0]
 
     def has_tensor(self, key: str, rank: int) -> bool:
-        """Say whether a tensor is stored."""
-        return key in self._tensors
+        """Say whether a tensor is stored, as it was when it was seen."""
+        return key in self._tensors and not self.is_stale(key)
+
+    def is_stale(self, key: str) -> bool:
+        """Say whether a tensor was stored without a copy, and was changed later."""
+        stored = self._tensors.get(key)
+        return isinstance(stored, Alias) and stored.is_stale()
 
     def tensor(self, key: str, rank: int) -> Any:
         """Give a stored tensor, the very object that was stored.
 
         Raises:
-            NotRecordedError: there is none of that key.
+            NotRecordedError: there is none of that key, or it was changed later.
         """
         try:
-            return self._tensors[key]
+            stored = self._tensors[key]
         except KeyError:
             raise NotRecordedError(f"no tensor {key!r} is in this recording") from None
+        if not isinstance(stored, Alias):
+            return stored
+        if stored.is_stale():
+            raise NotRecordedError(f"tensor {key!r} was {STALE}")
+        return stored.tensor
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with the three tables in it and nothing else in reach."""
         connection = query.new_connection()
         for name in TABLES:
             connection.register(name, self.table(name))
+        query.make_merged(connection)
         query.lock(connection, [])
         return connection
 

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError
 from tenterhook.recording import converters, query
@@ -21,7 +22,7 @@ from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
-from tenterhook.recording.value import Value, value_from_row
+from tenterhook.recording.value import STALE, Value, value_from_row
 from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
@@ -137,6 +138,8 @@ class Recording:
     def query(self, sql: str) -> pa.Table:
         """Answer one SELECT over `calls`, `values` and `modules`, by DuckDB. Nothing else can be read, nothing written.
 
+        The view `merged` is `values` with the shards of a tensor put together, as the method `merged` does it.
+
         Raises:
             RecordingError: the query is not one SELECT, is wrong, or meets a damaged file.
         """
@@ -228,22 +231,30 @@ class Recording:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Recording:
         """Write the recording to a directory, tensors included; gives this recording.
 
+        What it lacks, its copy lacks, and says so: one that was killed, or is still going on, is saved as it stands, with
+        the reason in `partial`.
+
         Raises:
             TargetError: the directory exists, or cannot be written.
             RecordingError: it could not be written whole.
         """
-        self._source.version  # noqa: B018 - whoever writes hands over what it still holds
-        copy = Manifest.from_json(self.manifest.to_json())
         ranks = self.ranks
         if len(ranks) > 1:
             raise RecordingError(
                 f"this recording has {len(ranks)} ranks and is on disk already; copy its directory {self.path}"
             )
+        self._source.version  # noqa: B018 - whoever writes hands over what it still holds
+        calls, values = (self._source.table(name).drop_columns(["rank"]) for name in ("calls", "values"))
+        named = dict.fromkeys(values["tensor"].drop_null().to_pylist())
+        keys = [key for key in named if self._source.has_tensor(key, ranks[0])]
+        copy = self._copied_manifest(lost=0 if self.path is None else len(named) - len(keys))
         sink = DiskSink(Path(path), copy, rank=copy.rank, overwrite=overwrite)
-        for batch in self._source.table("calls").drop_columns(["rank"]).to_batches():
+        for batch in calls.to_batches():
             sink.write_calls(batch)
-        values = self._source.table("values").drop_columns(["rank"])
-        for key in dict.fromkeys(values["tensor"].drop_null().to_pylist()):
+        stale = sorted(named.keys() - set(keys)) if self.path is None else []
+        if stale:
+            values = _without(values, stale)
+        for key in keys:
             sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
         for batch in values.to_batches():
             sink.write_values(batch)
@@ -251,6 +262,19 @@ class Recording:
         if sink.failure:
             raise RecordingError(f"{path} was not written whole: {sink.failure}")
         return self
+
+    def _copied_manifest(self, *, lost: int) -> Manifest:
+        copy = Manifest.from_json(self.manifest.to_json())
+        copy.rank = self.ranks[0]
+        reasons = [copy.partial, *self.notes]
+        if not copy.complete:
+            state = "while it was being recorded" if self.path is None else "though it was never closed"
+            reasons.append(f"saved {state}, with {len(self.steps)} steps so far")
+            copy.steps = copy.steps or len(self.steps)
+        if lost and copy.tensors_stopped is None:
+            reasons.append(f"{lost} tensors that rows name had not been stored")
+        copy.partial = "; ".join(filter(None, reasons)) or None
+        return copy
 
     def __repr__(self) -> str:
         manifest = self.manifest
@@ -347,3 +371,14 @@ class Recording:
             rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
             seen = [(row["model"], row["path"]) for row in rows]
         return list(dict.fromkeys((model or "", path or "") for model, path in seen))
+
+
+def _without(values: pa.Table, stale: list[str]) -> pa.Table:
+    """Take out the keys of tensors that are no longer what was seen, and say so."""
+    column, note = values.column_names.index("tensor"), values.column_names.index("note")
+    compute: Any = pc  # its functions are made at import, unseen by type checkers
+    gone = compute.is_in(values["tensor"], value_set=pa.array(stale, pa.string()))
+    keys = compute.if_else(gone, pa.scalar(None, pa.string()), values["tensor"])
+    notes = compute.if_else(gone, pa.scalar(STALE), values["note"].cast(pa.string()))
+    values = values.set_column(column, values.schema.field(column), keys)
+    return values.set_column(note, values.schema.field(note), notes.cast(values.schema.field(note).type))

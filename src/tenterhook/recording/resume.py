@@ -16,11 +16,11 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
-from tenterhook.recording.files import RankFiles, part_number, rank_files, reading
+from tenterhook.recording.files import RankFiles, load_manifest, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.parts import parquet_rows, read_part
 from tenterhook.recording.rows import parquet_options
-from tenterhook.recording.shards import finish_shard
+from tenterhook.recording.shards import finish_shard, trim_shard
 from tenterhook.recording.target import take_over
 from tenterhook.recording.tensors import INDEX_NAME, shard_entries
 
@@ -77,13 +77,8 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
     with _alone(folder, target):
         own = folder / MANIFEST_NAME
         with reading(target):
-            old = Manifest.from_json((own if own.exists() else target / MANIFEST_NAME).read_bytes(), where=str(target))
-        for name in ("select", "kinds", "tensors", "world"):
-            before, now = getattr(old, name), getattr(manifest, name)
-            if before != now:
-                raise TargetError(
-                    f"{target} cannot be resumed: it was recorded with {name}={before}, and now {name}={now} is asked for"
-                )
+            old = load_manifest(own if own.exists() else target / MANIFEST_NAME)
+        _refuse_another_question(target, old, manifest)
         whole = old.complete and old.error is None
         manifest.started = old.started
         take_over(target, folder, manifest)
@@ -93,6 +88,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
         step = old.steps if whole else max(0, min(reached))
         manifest.resumed = [*old.resumed, step]
+        manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
         for name in ("modules.parquet", INDEX_NAME):
@@ -100,7 +96,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         for table in ("calls", "values"):
             _cut_rows(files, table, step)
         files = rank_files(folder, manifest.rank)
-        _end_shard(files)
+        _trim_shards(files)
         return Resumed(
             step=step,
             seq=seq,
@@ -110,6 +106,22 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
             tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
             calls=_count_calls(files),
         )
+
+
+def _refuse_another_question(target: Path, old: Manifest, new: Manifest) -> None:
+    """Refuse to go on with what was recorded of another model, or in another way: half of it would be something else."""
+    fields = ("framework", "select", "kinds", "tensors", "world")
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in fields}
+    pairs |= {name: (old.options[name], now) for name, now in new.options.items() if name in old.options}
+    if old.models and new.models:
+        for name in ("name", "type", "modules"):
+            both = (", ".join(str(getattr(model, name)) for model in one.models) for one in (old, new))
+            pairs[f"model.{name}"] = (next(both), next(both))
+    for name, (before, now) in pairs.items():
+        if before != now:
+            raise TargetError(
+                f"{target} cannot be resumed: it was recorded with {name}={before}, and now {name}={now} is asked for"
+            )
 
 
 @contextlib.contextmanager
@@ -164,17 +176,26 @@ def _cut_rows(files: RankFiles, table: str, step: int) -> None:
         part.with_suffix(".arrows").unlink(missing_ok=True)
 
 
-def _end_shard(files: RankFiles) -> None:
-    """Give the shard that was growing its header, without the tensors at its end that no row names any more."""
+def _trim_shards(files: RankFiles) -> None:
+    """Take the tensors at the end away that no row names any more, and give the shard that was growing its header.
+
+    Tensors are written at once and rows within the interval, so what a kill left without a row is at the end; it may be
+    more than one shard, since small ones are finished early.
+    """
     named: set[str] = set()
     for part in files.parquet["values"]:
         named.update(_columns(part, "values", ["tensor"])["tensor"].drop_null().to_pylist())
-    for path in files.shards.values():
+    for _, path in sorted(files.shards.items(), reverse=True):
+        entries = shard_entries(path)
+        kept = list(entries)
+        while kept and kept[-1].key not in named:
+            kept.pop()
         if path.suffix == ".part":
-            entries = shard_entries(path)
-            while entries and entries[-1].key not in named:
-                entries.pop()
-            finish_shard(path, entries)
+            finish_shard(path, kept)
+        elif len(kept) < len(entries):
+            trim_shard(path, kept)
+        if kept:
+            break
 
 
 def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:

@@ -18,10 +18,11 @@ import numpy as np
 
 from tenterhook.recording.rows import part_name
 
-__all__ = ["STORAGE", "Entry", "ShardWriter", "dtype_named", "finish_shard"]
+__all__ = ["STORAGE", "Entry", "ShardWriter", "dtype_named", "finish_shard", "trim_shard"]
 
 SHARD_BYTES = 256 << 20
 _FIRST_HEADER = 64 << 10
+_PIECE = 16 << 20
 _LAST_HEADER = 16 << 20
 
 STORAGE: dict[str, str] = {
@@ -196,6 +197,29 @@ def finish_shard(draft: Path, entries: Sequence[Entry]) -> None:
     else:
         draft.unlink()
     journal.unlink(missing_ok=True)
+
+
+def trim_shard(shard: Path, entries: Sequence[Entry]) -> None:
+    """Cut the end off a finished shard, by rename; without any tensor left it is removed.
+
+    Args:
+        shard: `tensors-00000.safetensors`.
+        entries: the tensors to keep, in order from its first.
+    """
+    if not entries:
+        shard.unlink()
+        return
+    draft = shard.with_name(shard.name + ".tmp")
+    header = _header(entries, entries[0].begin - 8)
+    with shard.open("rb") as source, io.FileIO(draft, "w") as target:
+        _write_all(target, memoryview(len(header).to_bytes(8, "little") + header))
+        source.seek(entries[0].begin)
+        left = entries[-1].end - entries[0].begin
+        while left:
+            piece = source.read(min(left, _PIECE))
+            _write_all(target, memoryview(piece))
+            left -= len(piece)
+    draft.replace(shard)
 
 
 def _write_all(file: io.FileIO, data: memoryview) -> None:

@@ -16,7 +16,9 @@ from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
 
-__all__ = ["Nested", "TensorSource", "Value", "gather", "tokens", "value_from_row"]
+__all__ = ["STALE", "Nested", "TensorSource", "Value", "gather", "tokens", "value_from_row"]
+
+STALE = "changed in place after it was seen, and alias=True made no copy"
 
 _COUNTS = (("nan_count", "NaN"), ("posinf_count", "+Inf"), ("neginf_count", "-Inf"))
 
@@ -99,12 +101,21 @@ class Value:
         return self.key is not None and self.store.has_tensor(self.key, self.rank)
 
     @property
+    def stale(self) -> bool:
+        """Whether the tensor was stored without a copy (``alias=True``) and has been changed in place since."""
+        is_stale = getattr(self.store, "is_stale", None)  # only what is in memory can be
+        return self.key is not None and is_stale is not None and is_stale(self.key)
+
+    @property
     def tensor(self) -> Any:
         """The tensor: the framework's own in a live recording, a NumPy array in an opened one.
 
         Raises:
-            NotRecordedError: only its statistics were recorded.
+            NotRecordedError: only its statistics were recorded, or it was changed in place after it was stored by
+                ``alias=True``.
         """
+        if self.stale:
+            raise NotRecordedError(f"the tensor of {self.address} was {STALE}; record(..., tensors=True) copies")
         if self.key is not None and not self.stored:
             stopped = self.store.manifest.tensors_stopped or "the recording was cut off before it was written"
             raise NotRecordedError(f"the tensor of {self.address} was not stored: {stopped}")
@@ -150,6 +161,8 @@ class Value:
             parts.append(self.device)
         if self.note:
             parts.append(f"({self.note})")
+        if self.stale:
+            parts.append("(stale)")
         return " ".join(parts)
 
 
