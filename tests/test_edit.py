@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,87 @@ def test_noise_is_the_same_in_a_recomputation_and_touches_no_random_state() -> N
         gradients.append(x.grad)
     assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
     assert gradients[0].item() != 2
+
+
+@MODES
+@pytest.mark.parametrize("closes", [True, False], ids=["closed before backward", "open"])
+def test_stop_under_checkpointing(reentrant: bool | None, closes: bool) -> None:
+    """What it gives is differentiated as ever; with reentry, which runs the region without a graph, it has none."""
+    model, x = Net(reentrant), one()
+    edit = th.edit(model).start()
+    edit.output("block.0", lambda v: v * 3)
+    edit.stop("block.0")
+    value = edit.run(model, x)
+    if closes:
+        edit.close()
+    assert value.item() == 3 and value.requires_grad == (reentrant is not True)
+    if value.requires_grad:
+        value.sum().backward()
+        assert x.grad is not None and x.grad.item() == 3
+    edit.close()
+    assert not any(counts(model))
+    again = one()
+    model(again).sum().backward()
+    assert again.grad is not None and again.grad.item() == 2
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "gradients": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("surrounding", SURROUNDINGS)
+@MODES
+def test_skip_and_stop_in_all_surroundings(surrounding: str, reentrant: bool | None) -> None:
+    model, x = Net(reentrant), torch.full((1, 1), 3.0, requires_grad=True)
+    with SURROUNDINGS[surrounding]():
+        assert model(x).item() == 9
+        assert th.edit(model).skip("block.1").run(model, x).item() == 3
+        assert th.edit(model).skip("block").run(model, x).item() == 3
+        assert th.edit(model).stop("block.0").run(model, x).item() == 3
+        assert th.edit(model).stop("block.1").run(model, x).item() == 9
+        assert model(x).item() == 9
+    assert not any(counts(model))
+
+
+def test_skip_and_stop_in_transforms_in_place_layers_shared_modules_and_loops() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3)
+    model, x = nn.Sequential(layer, nn.ReLU(inplace=True), layer), torch.randn(4, 3)
+    after = torch.relu(layer(x))
+    assert torch.equal(th.edit(model).stop("1").run(model, x), after)
+    assert torch.equal(th.edit(model).stop("0", call=1).run(model, x), layer(after))
+    assert torch.equal(th.edit(model).skip("0", call=1).run(model, x), after)
+    assert torch.equal(th.edit(model).skip("1").run(model, x), layer(layer(x)))
+    weights = dict(model.named_parameters())
+    with th.edit(model) as edit:
+        edit.skip("1")
+        assert torch.equal(torch.func.vmap(model)(x), layer(layer(x)))
+        found = torch.func.grad(lambda w: torch.func.functional_call(model, w, (x,)).sum())(weights)
+        written = torch.func.grad(
+            lambda w: F.linear(F.linear(x, w["0.weight"], w["0.bias"]), w["0.weight"], w["0.bias"]).sum()
+        )(weights)
+        assert all(torch.equal(found[name], written[name]) for name in weights)
+    with th.edit(model) as edit:
+        edit.stop("1")
+        values = torch.func.vmap(lambda one: edit.run(model, one))(x)
+        assert torch.equal(values, after)
+    with th.edit(model) as edit, torch.no_grad():
+        edit.skip("1", step=1)
+        edit.stop("1", step=2)
+        y = x
+        for expected in (
+            lambda y: layer(torch.relu(layer(y))),
+            lambda y: layer(layer(y)),
+            lambda y: torch.relu(layer(y)),
+        ):
+            wanted = expected(y)
+            y = edit.run(model, y)
+            assert torch.equal(y, wanted)
+    assert not any(counts(model))
 
 
 # ---- transforms, modes, precision ----
@@ -386,6 +468,39 @@ def test_hooks_of_others_keep_their_places() -> None:
             assert model(torch.ones(1, 1)).item() == 600**2
     theirs.remove()
     assert seen == [6.0]
+
+
+def test_a_patch_of_another_dtype_and_one_of_another_place_are_refused() -> None:
+    model, x = Net(), one()
+    with th.record(model, "block.0", tensors=True) as clean:
+        model(x)
+    with th.edit(model) as edit, pytest.raises(th.TenterhookError, match=r"block\.1"):
+        edit.output("block.1", th.edits.patch(clean))
+        model(x)
+    with th.edit(model) as edit, pytest.raises(th.TenterhookError, match=r"the recording holds no block\.0:output#1"):
+        edit.output("block.0", th.edits.patch(clean))
+        model.block[0](model.block[0](x))
+    model.bfloat16()
+    refused = r"patch at block\.0:output#0@0: the recording has dtype float32, the model bfloat16"
+    with th.edit(model) as edit, pytest.raises(EditError, match=refused) as caught:
+        edit.output("block.0", th.edits.patch(clean))
+        model(x.bfloat16())
+    if sys.version_info >= (3, 11):
+        assert any("raised by patch(<Recorder of Net" in note for note in caught.value.__notes__)
+
+
+def test_a_real_scaler() -> None:
+    model, x = Net(), one()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    seen = []
+    with th.edit(model, scaler=scaler) as edit:
+        edit.grad_output("block.1", lambda gradient: seen.append(gradient.item()))
+        edit.param_grad("**", th.edits.clip_norm(0.5))
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+    assert seen == [1.0]
+    assert model.block[0].weight.item() == pytest.approx(1 - 0.5)
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,7 @@ def test_a_mode_entered_in_the_model_and_left_outside_survives() -> None:
 def test_threads_have_numbers_of_their_own() -> None:
     model = Net()
     with th.record(model, ops=True) as rec:
+        rec.step()  # all in one step
         threads = [threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(3)]) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tenterhook._globs import glob_pattern
 from tenterhook.errors import SelectionError
-from tenterhook.selection import Entry, describe, resolve
+from tenterhook.selection import Entry, check_patterns, describe, resolve
 
 
 class Layer:
@@ -167,6 +167,7 @@ def test_a_canonical_path_wins_over_a_raw_one() -> None:
         ("bert.encoder.layers.1.attn", "nearest: 'encoder.layers.1.attn'"),
         ("layers.1.attn", "nearest: 'encoder.layers.1.attn'"),
         ("attn:output", "nearest: 'attn'"),
+        ("emb.**", "no module matches 'emb.**' (25 known)\n  nearest: 'emb'"),
         ("type:conv2D", "nearest: 'type:Conv2d' (7)"),
         ("type:Transformer", "types known: 'type:Layer'"),
         ("zzz", "known are 'features', 'features.0'"),
@@ -179,6 +180,21 @@ def test_a_canonical_path_wins_over_a_raw_one() -> None:
 )
 def test_no_match_names_the_nearest(entries: list[Entry], selection: object, expected: str) -> None:
     assert expected in message(selection, entries)
+
+
+def test_names_that_several_models_have_are_named_once(entries: list[Entry]) -> None:
+    assert message("features.99", [*entries, *entries]).count("'features.12'") == 1
+
+
+@pytest.mark.parametrize("text", ["attn", "h.[0-3].mlp,!h.1", "re:h\\.\\d+", "type:Conv*", "", "no.such.thing"])
+def test_a_text_can_be_read_before_there_is_a_model(text: str) -> None:
+    check_patterns(text)
+
+
+@pytest.mark.parametrize("text", ["re:(", "a,,b", "a[", "type:", "!", "conv**"])
+def test_a_malformed_text_is_refused_before_there_is_a_model(text: str) -> None:
+    with pytest.raises(SelectionError, match="cannot read"):
+        check_patterns(text)
 
 
 def test_at_most_five_are_named(entries: list[Entry]) -> None:

@@ -148,3 +148,37 @@ def test_a_call_that_was_cut_off_takes_no_later_one_with_it() -> None:
             _train(model.encoder, optimizer)
     calls = [call for call in rec.order() if call.path == "encoder" and call.phase == "forward"]
     assert [(call.step, call.call, call.depth) for call in calls][1:] == [(0, 1, 0), (1, 0, 0), (2, 0, 0)]
+
+
+LOCKED = """
+import gc, os, signal, threading, time, torch
+from torch import nn
+from tenterhook.row_capture import RowCapture
+
+net = nn.Linear(2, 2)
+net(torch.ones(1, 2))
+(rows,) = [one for one in gc.get_objects() if type(one) is RowCapture]
+mine, held = threading.Lock(), threading.Event()
+
+def work():  # as a thread that hands rows over while the main thread puts a tensor into the queue
+    with rows._lock:
+        held.set()
+        with mine:
+            pass
+
+with mine:
+    threading.Thread(target=work, daemon=True).start()
+    held.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+time.sleep(120)
+"""
+
+
+def test_a_signal_amid_what_closing_waits_for_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOCKED)
+    command = [sys.executable, "-m", "tenterhook", "record", "-q", "--to", "run.thk", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    manifest = th.open(tmp_path / "run.thk").manifest
+    assert manifest.complete and str(manifest.error).startswith("Terminated: ended by SIGTERM")

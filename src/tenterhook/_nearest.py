@@ -42,6 +42,10 @@ def nearest(text: str, entries: Sequence[_Named], what: str, compile_glob: _Comp
     paths = list(dict.fromkeys(entry.path for entry in entries if entry.path))  # several models may have the same
     before = text.partition(":")[0] if ":" in text else ""
     tried = [before] if before else []
+    above = text  # nothing is below a module that holds no others
+    while above.rpartition(".")[2] in ("*", "**"):
+        above = above.rpartition(".")[0]
+    tried += [above] if above in paths else []
     tried += [*_corrected(text, paths), *_other_prefix(text, paths)]
     counted: dict[str, int] = {}
     for candidate in tried[:_MOST_TRIED]:

@@ -6,15 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from tenterhook.backends import Backend, Detachable, settle_alias
+from tenterhook.errors import UnsupportedError
 
-__all__ = ["InputAliases"]
+__all__ = ["InputAliases", "explanation"]
 
 Tapping = Callable[[str, Any, bool], "Detachable | str | None"]
 """``(slot, tensor, is the tensor itself and not its alias)``; puts a tap on."""
 
 
+_NOT_ON_ALIASES = (  # words of the framework's error, what the module did, what it can do as well
+    ("detach views in-place", "calls detach_() on", "x = x.detach()"),
+    ("change requires_grad flags of leaf variables", "changes requires_grad of", "x = x.detach()"),
+)
+
 _shared: dict[
-    int, tuple[int, Any, Any]
+    int, tuple[int | None, Any, Any]
 ] = {}  # id of an alias -> its module, the tensor behind it, the alias; while it runs
 
 
@@ -25,7 +31,7 @@ class InputAliases:
     it is before the module runs, and once the module has run one of the two taps is taken off.
     """
 
-    __slots__ = ("_backend", "_made", "_module", "_own", "_taps", "by_slot")
+    __slots__ = ("_backend", "_made", "_module", "_own", "_pairs", "_taps", "by_slot")
 
     def __init__(self, backend: Backend, module: Any = None) -> None:
         self._backend = backend
@@ -33,6 +39,9 @@ class InputAliases:
         self._made: dict[int, Any] = {}  # id of the tensor -> its alias
         self._own: list[Any] = []
         self._taps: list[tuple[Any, int | None, Detachable | None, Detachable | None]] = []
+        self._pairs: list[
+            tuple[Any, Any, int | None]
+        ] = []  # tensor, its alias, the alias's version before the module ran
         self.by_slot: dict[str, Any] = {}
 
     def add(self, slot: str, tensor: Any, tap: Tapping | None) -> bool:
@@ -48,15 +57,21 @@ class InputAliases:
         backend = self._backend
         first = id(tensor)
         shared = _shared.get(first)
-        if shared is not None and shared[0] == self._module:
+        if shared is not None and self._module is not None and shared[0] == self._module:
             # A hook put on before has made it: on one alias the taps run in the order in which they were put on.
             tensor, alias = shared[1:]
         else:
             alias = backend.alias(tensor)
-            if self._module is not None:
-                _shared[id(alias)] = (self._module, tensor, alias)
-                self._own.append(alias)
+            _shared[id(alias)] = (self._module, tensor, alias)
+            self._own.append(alias)
         self._made[first] = self.by_slot[slot] = alias
+        self._pairs.append((tensor, alias, backend.version(alias)))
+        behind = _shared.get(id(tensor))
+        while (
+            behind is not None
+        ):  # an alias of another session: hooks after a call do not run in the reverse of those before it
+            self._pairs.append((*behind[1:], backend.version(behind[2])))
+            behind = _shared.get(id(behind[1]))
         if tap is not None:
             inner = tap(slot, alias, False)
             outer = None if backend.is_leaf(tensor) else tap(slot, tensor, True)
@@ -70,18 +85,33 @@ class InputAliases:
             UnsupportedError: the module has changed an alias in place, and the framework gives wrong gradients then.
         """
         taps, self._taps = self._taps, []
+        refused = self._hand_back()
         self._forget()
         for alias, version, inner, outer in taps:
             settle_alias(self._backend, alias, version, inner, outer, where)
+        if refused is not None:
+            raise UnsupportedError(
+                f"{where} {refused}: its input is an alias here, and the tensor itself would not be changed\n"
+                "  leave it out when you ask for grad_input or hooks.backward; grad_output and backward_pre are safe"
+            )
 
     def drop(self) -> None:
         """The module has raised: no gradient of this call is waited for."""
         taps, self._taps = self._taps, []
+        self._hand_back()
         self._forget()
         for _, _, *both in taps:
             for tap in both:
                 if tap is not None:
                     tap.remove()
+
+    def _hand_back(self) -> str | None:
+        """Do to the tensors what the module did to their aliases beyond their values; returns what cannot be done."""
+        pairs, self._pairs = self._pairs, []
+        refused = None
+        for tensor, alias, version in pairs:
+            refused = self._backend.hand_back(tensor, alias, version) or refused
+        return refused
 
     def _forget(self) -> None:
         for alias in self._own:
@@ -89,6 +119,20 @@ class InputAliases:
         self._own.clear()
         self._made.clear()
         self.by_slot = {}
+
+
+def explanation(error: BaseException) -> str | None:
+    """Say of an error that a module raised whether the alias is to blame that it was given for its input."""
+    text = str(error)
+    if not isinstance(error, RuntimeError):
+        return None
+    for words, what, instead in _NOT_ON_ALIASES:
+        if words in text:
+            return (
+                f"the module {what} its input, which is an alias here, since grad_input or hooks.backward was asked for: "
+                f"leave the module out of that, or write {instead}"
+            )
+    return None
 
 
 def _put_on(tap: Detachable | str | None) -> Detachable | None:

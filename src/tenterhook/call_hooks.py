@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.aliasing import InputAliases
+from tenterhook.aliasing import InputAliases, explanation
 from tenterhook.backends import Backend, Detachable, Layer
 from tenterhook.changing import change, check_not_earlier
 from tenterhook.errors import EditError, TenterhookError
@@ -243,6 +243,8 @@ class BackwardHook(_CallHook):
         running = self._take()
         if running is not None:
             running.aliases.drop()
+            if (why := explanation(error)) is not None:
+                note_error(error, why)
         if self.site.live:
             self.note_call(module, args, kwargs, error)
 

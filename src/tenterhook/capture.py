@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from tenterhook.aliasing import explanation
 from tenterhook.backends import Backend, Suspendable
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
@@ -88,9 +89,15 @@ class Capture:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        failed = partial(self.guarded, self._failed, watched)
-        handlers = partial(self._enter, watched), partial(self._leave, watched), failed
+        handlers = partial(self._enter, watched), partial(self._leave, watched), partial(self._raised, watched)
         watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
+
+    def _raised(self, watched: Watched, *arguments: Any) -> None:
+        try:
+            self.guarded(self._failed, watched, *arguments)
+        except RecursionError:
+            # The user's own recursion has used up the stack. A call around this one, where there is room again, finds that it never ended.
+            return
 
     def detach(self, *, but: Watched | None = None, rest: bool = False) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive.
@@ -257,6 +264,8 @@ class Capture:
         if call.aliases is not None:
             call.aliases.drop()
             call.aliases = None
+            if self.options.note_errors and (why := explanation(error)) is not None:
+                note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
@@ -288,6 +297,7 @@ class Capture:
     def forked(self) -> None:
         """End in a child of the process: its parent's other threads may hold the lock there for ever."""
         self.rows.forked()
+        self.tracker.forked()
         self.closed = True
 
     def close(self) -> None:

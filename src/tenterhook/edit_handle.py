@@ -70,6 +70,9 @@ class EditHandle(Handle):
         self.remove()
         return None
 
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.select, self.rule.kind, described(self.rule.value))))
+
     def describe(self) -> dict[str, Any]:
         """Say what it is as plain data, as ``recording.json`` holds it."""
         rule = self.rule

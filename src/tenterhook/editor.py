@@ -261,7 +261,7 @@ class Editor:
             self._stack.close()
             active_edits.closed(self)
         if warn and idle:
-            lines = [f"  {one.select} {one.rule.kind} {described(one.rule.value)}: {_reason(one)}" for one in idle]
+            lines = [f"  {one}: {_reason(one)}" for one in idle]
             warnings.warn("edits that never ran:\n" + "\n".join(lines), TenterhookWarning, stacklevel=level)
 
     def __enter__(self) -> Self:
@@ -304,7 +304,9 @@ class Editor:
         if site.fired or site.recomputed or not site.in_place or site.reason or not site.calls:
             return reasons.why(site)
         if rule.times:
-            return f"called {site.calls} times, never in {' of '.join(rule.times)} (or no gradient came then)"
+            often = "once" if site.calls == 1 else f"{site.calls} times"
+            gradient = " (or no gradient came then)" if "grad" in rule.kind else ""
+            return f"called {often}, never in {' of '.join(rule.times)}{gradient}"
         return reasons.why(site) if rule.kind.startswith("grad") else "called, but not edited: the value held no tensor"
 
     def describe(self) -> list[dict[str, Any]]:

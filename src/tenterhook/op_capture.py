@@ -164,10 +164,7 @@ class OpCapture:
             call.forward = repeated[len(ops) - 1]  # a recomputation makes the same calls in the same order
             call.number = call.forward.number
             return
-        step, count = watched.numbers.get(call.thread, (call.step, 0))
-        call.number = count if step == call.step else 0
-        watched.numbers[call.thread] = call.step, call.number + 1
-        watched.call_count += 1
+        self._capture.tracker.number_op(call)
 
     def _follows(self, watched: Watched) -> bool:
         """Whether functional calls in this module are the user's; those of the framework's modules are their implementation."""
@@ -184,5 +181,5 @@ class OpCapture:
             place = Entry(path=format_place(parent.path, op=name), module=parent.ref())
             op = Watched(parent.model, place, wanted=True, keep=parent.keep)
             op.type = "op"
-            self._ops[parent, name] = op
+            op = self._ops.setdefault((parent, name), op)  # another thread may have been first
         return op

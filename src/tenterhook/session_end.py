@@ -30,6 +30,7 @@ def end_capture(
         and nothing of the user's stands in its way.
     """
     fault: Exception | None = None
+    capture.closed = True  # another thread may be calling modules: their hooks do nothing from now on
     for close in (lambda: capture.abandon_open_calls(error), *(one.close for one in parameters), capture.close):
         try:
             close()

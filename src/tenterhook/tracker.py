@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -53,6 +54,9 @@ class _Rerun:
         return calls[index] if index < len(calls) else None
 
 
+_PAUSE_NS = 100_000  # a look at what runs costs some microseconds
+
+
 def _nothing(*arguments: object) -> None:
     pass
 
@@ -85,9 +89,13 @@ class Tracker:
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence = itertools.count()
         self._lock = threading.Lock()
+        self._steps_lock = threading.RLock()
         self._local = threading.local()
         self._thread_numbers = itertools.count()
         self._home_thread = self.thread()
+        self._home_ident = threading.get_ident()
+        self._leader: weakref.ref[threading.Thread] | None = None  # whose forwards of the root end steps
+        self._begun_ns = 0  # when a call began last
         self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
         self._origin_ns = time.perf_counter_ns()
         self._roots_run: set[Watched] = set()
@@ -148,7 +156,7 @@ class Tracker:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        elif stack and not _is_inside(watched, stack[-1].watched):
+        elif stack and (self._may_have_unwound() or not _is_inside(watched, stack[-1].watched)):
             self._unwind(stack)
         outer = stack[-1] if stack else None
         repeats = False
@@ -161,7 +169,8 @@ class Tracker:
         else:
             step = self._begin_outermost(watched, thread) if repeats is False else self.step
         parent = outer.parent if outer is not None and not outer.recorded else outer
-        call = LiveCall(watched, parent, next(self._sequence), step, thread, time.perf_counter_ns() - self._origin_ns)
+        self._begun_ns = time.perf_counter_ns()
+        call = LiveCall(watched, parent, next(self._sequence), step, thread, self._begun_ns - self._origin_ns)
         self._find_regions(call, outer)
         self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
@@ -175,6 +184,14 @@ class Tracker:
             region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
         stack.append(call)
         return call
+
+    def _may_have_unwound(self) -> bool:
+        """Whether an exception may have gone past all hooks since the last call began; to look each time would cost too much.
+
+        In other threads what runs may be replicas, which stand for a module and are none.
+        """
+        paused = time.perf_counter_ns() - self._begun_ns > _PAUSE_NS
+        return paused and threading.get_ident() == self._home_ident and not self._in_backward()
 
     def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
         """Find the call that one in a backward pass repeats.
@@ -197,6 +214,15 @@ class Tracker:
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
         call.regions = outer.regions if outer is not None and known else self._regions()
+
+    def number_op(self, call: LiveCall) -> None:
+        """Number a functional call that has ended."""
+        watched = call.watched
+        with self._lock:
+            step, count = watched.numbers.get(call.thread, (call.step, 0))
+            call.number = count if step == call.step else 0
+            watched.numbers[call.thread] = call.step, call.number + 1
+            watched.call_count += 1
 
     def _number(self, call: LiveCall) -> None:
         watched = call.watched
@@ -282,6 +308,10 @@ class Tracker:
                 yield stack.pop()
         self._stacks.clear()
 
+    def forked(self) -> None:
+        """Go on in a child of the process, where the parent's other threads may have held the locks."""
+        self._lock, self._steps_lock = threading.Lock(), threading.RLock()
+
     def release(self) -> None:
         """Let go of the session, which is over."""
         self._on_step_begin = self._on_step_end = _nothing
@@ -289,9 +319,13 @@ class Tracker:
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:
         """Decide which step an outermost call belongs to."""
+        with self._steps_lock:
+            return self._step_of(watched, thread)
+
+    def _step_of(self, watched: Watched, thread: int) -> int:
         if self._steps_by == "optimizer" and self.step and not self._calls_in_step and not self._tracks_gradients():
             return self.step - 1  # evaluation between training steps goes with the step that has just ended
-        if not watched.is_root or thread != self._home_thread or self._in_backward():
+        if not watched.is_root or self._in_backward() or not self._leads(thread):
             self._begin_step()
             return self.step
         if watched in self._roots_run:
@@ -308,6 +342,19 @@ class Tracker:
         self.root_has_run = True
         return self.step
 
+    def _leads(self, thread: int) -> bool:
+        """Whether forwards of the root in this thread end steps: of several threads that run it, only one's do.
+
+        That is the one that the session began in where it runs the root; else the first to do so, and when that has ended
+        the next.
+        """
+        me = threading.current_thread()
+        leader = self._leader() if self._leader is not None else None
+        if leader is not me and (leader is None or thread == self._home_thread or not leader.is_alive()):
+            self._leader = weakref.ref(me)
+            leader = me
+        return leader is me
+
     def _begin_step(self) -> None:
         if not self._calls_in_step:
             self._calls_in_step = True
@@ -315,6 +362,10 @@ class Tracker:
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
+        with self._steps_lock:
+            self._optimizer_stepped(optimizer)
+
+    def _optimizer_stepped(self, optimizer: object) -> None:
         if self._steps_by == "user":
             return
         # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does.
@@ -325,8 +376,9 @@ class Tracker:
 
     def user_stepped(self) -> None:
         """The user says that the step has ended; from now on nobody else does."""
-        self._steps_by = "user"
-        self.end_step()
+        with self._steps_lock:
+            self._steps_by = "user"
+            self.end_step()
 
     def end_step(self) -> None:
         """Close the step: calls are numbered from 0 again."""

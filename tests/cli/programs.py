@@ -153,6 +153,18 @@ if __name__ == "__main__":
         print(loss.item().hex())
 """
 
+RECURSES = """
+import torch
+from torch import nn
+class Endless(nn.Module):
+    def forward(self, x):
+        return self(x)
+try:
+    Endless()(torch.ones(1))
+except RecursionError as error:
+    print(type(error).__name__)
+"""
+
 PACKAGE = {
     "pkg/__init__.py": "print('package', __name__)\n",
     "pkg/sibling.py": "NAME = __name__\n",
@@ -213,6 +225,7 @@ PROGRAMS = {
     "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
     "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
     "trains-with-workers": script(WORKERS),
+    "trains-and-recurses": script(RECURSES + TRAIN),
     "pickles": script(PICKLE),
     "loader-workers": script(LOADER),
 }

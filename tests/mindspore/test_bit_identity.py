@@ -96,14 +96,6 @@ LAYERS: dict[str, Callable[[], nn.Cell]] = {
     "batchnorm": lambda: nn.BatchNorm1d(WIDTH),
     "dropout": lambda: nn.Dropout(p=0.0),
 }
-CONTAINERS: dict[str, Callable[[nn.Cell], nn.Cell]] = {
-    "chain": lambda inner: inner,
-    "residual": Residual,
-    "twice": Twice,
-    "dict": Nested,
-    "careful": Careful,
-    "recompute": lambda inner: _recomputed(inner),
-}
 
 
 def _frozen(cell: nn.Cell) -> nn.Cell:
@@ -115,6 +107,16 @@ def _frozen(cell: nn.Cell) -> nn.Cell:
 def _recomputed(cell: nn.Cell) -> nn.Cell:
     cell.recompute()
     return cell
+
+
+CONTAINERS: dict[str, Callable[[nn.Cell], nn.Cell]] = {
+    "chain": lambda inner: inner,
+    "residual": Residual,
+    "twice": Twice,
+    "dict": Nested,
+    "careful": Careful,
+    "recompute": _recomputed,
+}
 
 
 _blocks = st.recursive(

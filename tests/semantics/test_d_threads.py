@@ -66,6 +66,7 @@ def _numbers(rec: Any, path: str) -> list[list[int]]:
 def test_each_thread_counts_its_own_calls(at_once: bool) -> None:
     net = mlp()
     with th.record(net) as rec:
+        rec.step()  # all in one step
         _in_threads(lambda index: _call(net, 20), at_once=at_once)
     for path in ("", "0", "1", "2"):
         numbers = _numbers(rec, path)
@@ -184,3 +185,116 @@ def test_hooks_fire_alike_when_backward_runs_in_another_thread() -> None:
         orders.append(fired)
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == sorted(f"{kind}:{name}" for kind in ("bp", "b") for name in ("", "0", "1", "2"))
+
+
+# ---- steps in threads ----
+
+
+def _steps(rec: Any, path: str = "") -> list[tuple[int, int]]:
+    return sorted((call.step, call.call) for call in rec.order() if call.path == path and call.phase == "forward")
+
+
+def test_inference_in_a_worker_thread_has_its_steps() -> None:
+    net = mlp()
+    with th.record(net) as rec, torch.no_grad():
+        _in_threads(lambda index: _call(net, 5), count=1)
+    assert _steps(rec) == [(step, 0) for step in range(5)]
+    assert rec.recording.manifest.steps == 5
+
+
+def test_a_thread_for_each_request_has_its_steps() -> None:
+    net = mlp()
+    with th.record(net) as rec:
+        for _ in range(4):
+            _in_threads(lambda index: _call(net, 2), count=1)
+    assert _steps(rec) == [(step, 0) for step in range(8)]
+
+
+def test_a_model_trained_in_another_thread_is_recorded_as_in_this_one() -> None:
+    def train(rec: Any, net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                net(torch.ones(3, 4))
+
+    found = []
+    for elsewhere in (False, True):
+        torch.manual_seed(0)
+        net = mlp()
+        with th.record(net, kinds=["output", "grad_output", "param_grad", "update"], every=2) as rec:
+            if elsewhere:
+                _in_threads(lambda index, rec=rec, net=net: train(rec, net), count=1)
+            else:
+                train(rec, net)
+        rows = rec.query("select step, path, kind, slot, call, phase, rms from values order by all").to_pylist()
+        found.append((rows, rec.recording.manifest.steps, rec.recording.manifest.steps_recorded))
+    assert found[0] == found[1]
+    assert found[0][1:] == (4, 2)
+
+
+def test_of_threads_that_run_at_once_one_tells_the_steps() -> None:
+    net = mlp()
+    with th.record(net) as rec:
+        _in_threads(lambda index: _call(net, 30), count=3)
+    steps = rec.recording.manifest.steps
+    assert 30 <= steps <= 90  # each thread that comes after the one that told them goes on
+    assert len(_steps(rec)) == 90
+    assert {step for step, _ in _steps(rec)} <= set(range(steps))
+
+
+def test_the_sessions_own_thread_comes_first() -> None:
+    net = mlp()
+    ready, go = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        _call(net, 1)
+        ready.set()
+        go.wait(60)
+        _call(net, 3)
+
+    with th.record(net) as rec:
+        server = threading.Thread(target=serve)
+        server.start()
+        ready.wait(60)
+        _call(net, 2)  # steps 1 and 2
+        go.set()
+        server.join()
+    assert _steps(rec) == [(0, 0), (1, 0), (2, 0), (2, 0), (2, 1), (2, 2)]
+
+
+def test_models_met_in_several_threads_at_once_are_all_recorded(tmp_path: Any) -> None:
+    from tenterhook.script_recorder import ScriptRecorder
+
+    nets = [[mlp() for _ in range(6)] for _ in range(4)]
+    recorder = ScriptRecorder(to=tmp_path / "a.thk", kinds=["output"])
+    recorder.start()
+    try:
+        _in_threads(lambda index: [_call(net, 3) for net in nets[index]], count=4)
+    finally:
+        summary = recorder.close()
+    assert summary.partial is None
+    recording = th.open(tmp_path / "a.thk")
+    assert len({model.name for model in recording.manifest.models}) == 24
+    rows = recording.query("select model, count(*) as n from calls where path = '' group by model").to_pylist()
+    assert [row["n"] for row in rows] == [3] * 24
+
+
+def test_functional_calls_of_threads_lose_no_number() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5):
+                x = torch.relu(x)
+            return x
+
+    net = Net()
+    with th.record(net, ops=True) as rec:
+        rec.step()
+        _in_threads(lambda index: [net(torch.ones(2)) for _ in range(20)], count=4)
+    by_thread: dict[int, list[int]] = defaultdict(list)
+    for call in rec["(root)/relu"].calls:
+        by_thread[call.thread].append(call.call)
+    assert sorted(map(len, by_thread.values())) == [100] * 4
+    assert all(sorted(numbers) == list(range(100)) for numbers in by_thread.values())

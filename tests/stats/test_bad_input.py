@@ -34,7 +34,7 @@ def fake() -> Tensor:
 
 
 VALUES: dict[str, Callable[[], Tensor]] = {
-    "contiguous": lambda: BASE.clone(),
+    "contiguous": BASE.clone,
     "transposed": lambda: BASE.transpose(0, 2),
     "a column": lambda: BASE[:, 1, 2],
     "every other": lambda: BASE[::2, :, 1::2],
@@ -48,7 +48,7 @@ VALUES: dict[str, Callable[[], Tensor]] = {
     "0-d": lambda: torch.tensor(-3.5),
     "empty": lambda: torch.empty(0, 4),
     "a view with no element": lambda: BASE[:, 3:],
-    "conjugated": lambda: COMPLEX.conj(),
+    "conjugated": COMPLEX.conj,
     "conjugated and transposed": lambda: COMPLEX.conj().transpose(0, 1),
     "negated view": lambda: COMPLEX.conj().imag,
     "real part": lambda: COMPLEX.real,
@@ -181,7 +181,7 @@ def test_the_gradient_of_a_sum_is_one_number_in_memory(path: str) -> None:
     model = nn.Identity()
     with th.record(model, on_error="raise") as rec:
         model(torch.ones(300, 70, requires_grad=True)).sum().backward()
-    gradient = [row for row in rec.table("values").to_pylist() if row["kind"] == "grad_output"][0]
+    gradient = next(row for row in rec.table("values").to_pylist() if row["kind"] == "grad_output")
     expected = describe(np.ones((300, 70), np.float32))
     assert (gradient["numel"], gradient["mean"], gradient["digest"]) == (21000, 1.0, expected["digest"])
 

@@ -160,3 +160,14 @@ def test_threads_measure_into_rows_of_one_buffer(kernel: str) -> None:
     np.testing.assert_array_equal(buffer.statistics, alone.statistics)
     np.testing.assert_array_equal(buffer.sketches, alone.sketches)
     np.testing.assert_array_equal(buffer.digests, alone.digests)
+
+
+@pytest.mark.parametrize("kernel", NATIVE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_else_is_wanted_changes_no_bit(kernel: str, kind: str) -> None:
+    """Statistics and sketch may be taken in one loop or in two."""
+    for dtype, offset in itertools.product(DTYPES, (0, 640, 77)):
+        array = values(np.random.default_rng(5), dtype, 9000, kind)
+        both, alone = RowBuffer(1, kernel=kernel), RowBuffer(1, sketch=False, digest=False, kernel=kernel)
+        assert both.measure_array(0, array, offset) and alone.measure_array(0, array, offset)
+        np.testing.assert_array_equal(both.statistics, alone.statistics)

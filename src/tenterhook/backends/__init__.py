@@ -202,6 +202,19 @@ class Backend(EditingMethods, Protocol):
         """Return a tensor equal to ``tensor`` whose gradient is the part that flows through this alias."""
         ...
 
+    def hand_back(self, tensor: Any, alias: Any, version: int | None) -> str | None:
+        """Give to ``tensor`` the memory that a module has put under its ``alias`` (``x.data = ...``).
+
+        Args:
+            tensor: the module's input.
+            alias: what the module was given.
+            version: the alias's before the module ran.
+
+        Returns:
+            None, or what the module did to the alias that cannot be done to the tensor now: ``changes ...``.
+        """
+        ...
+
     def version(self, tensor: Any) -> int | None:
         """Return a number that every in-place change alters, or None where the framework keeps none."""
         ...

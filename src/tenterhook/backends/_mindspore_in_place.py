@@ -18,7 +18,7 @@ from mindspore.graph.api import _no_grad
 
 from tenterhook.backends._mindspore_watching import tell_once
 
-__all__ = ["Stepped", "tell_of_code", "tell_of_cells"]
+__all__ = ["Stepped", "tell_of_cells", "tell_of_code"]
 
 
 def tell_of_cells(cells: Iterable[nn.Cell]) -> None:

@@ -65,9 +65,9 @@ def offer(optimizer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         for one in list(_wanted.get(id(parameter), ())):
             if one.wants(parameter) and not one.shown and isinstance(gradient, mindspore.Tensor):
-                new = one.fn(gradient)
+                new = one.fn(replaced.get(place, gradient))
                 if new is not None:
-                    gradient = replaced[place] = new
+                    replaced[place] = new
             one.shown = False
     if not replaced:
         return args

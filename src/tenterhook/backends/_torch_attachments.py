@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -15,8 +16,16 @@ from tenterhook.errors import HookError
 __all__ = ["Attachment", "iterated", "remove_late"]
 
 _removals = itertools.count(1)
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may take hooks off amid what holds it
 
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it, for ever here
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 _being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
 _to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
@@ -26,20 +35,27 @@ _to_remove: list[Any] = []  # handles whose table was being walked through when 
 def iterated(table: Any) -> Iterator[None]:
     """After a call has raised torch walks through the table itself: a removal in there would hide the user's error."""
     remove_late(table)
-    _being_iterated.append(table)
+    with _lock:
+        _being_iterated.append(table)
     try:
         yield
     finally:
-        del _being_iterated[next(i for i, one in enumerate(_being_iterated) if one is table)]  # equal is not the same
+        with _lock:
+            del _being_iterated[
+                next(i for i, one in enumerate(_being_iterated) if one is table)
+            ]  # equal is not the same
 
 
 def remove_late(but: Any = None) -> None:
     """Take off the hooks that could not go when they were to."""
-    for handle in _to_remove[:]:
-        table = handle.hooks_dict_ref()
-        if table is not but and not any(table is one for one in _being_iterated):
-            _to_remove.remove(handle)
-            handle.remove()
+    if not _to_remove:
+        return
+    with _lock:
+        for handle in _to_remove[:]:
+            table = handle.hooks_dict_ref()
+            if table is not but and not any(table is one for one in _being_iterated):
+                _to_remove.remove(handle)
+                handle.remove()
 
 
 class Attachment(Suspendable):
@@ -59,19 +75,20 @@ class Attachment(Suspendable):
         return bool(self._handles) and all(_is_live(handle) for handle in self._handles)
 
     def remove(self) -> None:
-        handles, self._handles = self._handles, []
-        self._resting = None
-        if not handles:
-            return
-        self.removed = next(_removals)
-        self._taken = [taken for handle in handles if (taken := _Taken.of(handle)) is not None]
-        for handle in handles:
-            table = handle.hooks_dict_ref()
-            if any(table is one for one in _being_iterated):
-                _to_remove.append(handle)
-            else:
-                handle.remove()
-        remove_late()
+        with _lock:
+            handles, self._handles = self._handles, []
+            self._resting = None
+            if not handles:
+                return
+            self.removed = next(_removals)
+            self._taken = [taken for handle in handles if (taken := _Taken.of(handle)) is not None]
+            for handle in handles:
+                table = handle.hooks_dict_ref()
+                if any(table is one for one in _being_iterated):
+                    _to_remove.append(handle)
+                else:
+                    handle.remove()
+            remove_late()
 
     def suspend(self) -> bool:
         """Take the hooks off until :meth:`resume`, at less than the cost of removing them and putting on new ones.
@@ -79,24 +96,26 @@ class Attachment(Suspendable):
         Returns:
             False where that cannot be done now, and nothing was: one is not in place, or torch walks through a table.
         """
-        if _being_iterated or self._resting is not None or not self.live:
-            return False
-        resting: list[tuple[Any, int, Any]] = []
-        for handle in self._handles:
-            for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
-                table = reference()
-                if table is not None and handle.id in table:
-                    resting.append((reference, handle.id, table.pop(handle.id)))
-        self._resting = resting
-        return True
+        with _lock:
+            if _being_iterated or self._resting is not None or not self.live:
+                return False
+            resting: list[tuple[Any, int, Any]] = []
+            for handle in self._handles:
+                for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+                    table = reference()
+                    if table is not None and handle.id in table:
+                        resting.append((reference, handle.id, table.pop(handle.id)))
+            self._resting = resting
+            return True
 
     def resume(self) -> None:
         """Put the hooks on again, after those that are on by now."""
-        resting, self._resting = self._resting, None
-        for reference, key, value in resting or ():
-            table = reference()
-            if table is not None:
-                table[key] = value
+        with _lock:
+            resting, self._resting = self._resting, None
+            for reference, key, value in resting or ():
+                table = reference()
+                if table is not None:
+                    table[key] = value
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -37,6 +37,7 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
+from tenterhook.backends._torch_aliases import hand_back
 from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
@@ -297,9 +298,15 @@ class TorchBackend:
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.view_as(tensor)
-        if vars(tensor):
-            vars(alias).update(vars(tensor))  # what somebody has pinned to the input is looked for by the module
+        if type(alias) is torch.Tensor:
+            # What is pinned to the one is on the other, whoever does it and whenever.
+            setattr(alias, "__dict__", vars(tensor))  # noqa: B010 - a type checker holds it for read-only
+        else:  # a class of its own may keep there what makes up the tensor
+            vars(alias).update({name: value for name, value in vars(tensor).items() if name not in vars(alias)})
         return alias
+
+    def hand_back(self, tensor: torch.Tensor, alias: torch.Tensor, version: int | None) -> str | None:
+        return hand_back(tensor, alias, version)
 
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version

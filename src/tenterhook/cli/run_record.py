@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -96,12 +97,19 @@ class _Close:
     owner: int
     who: str
     done: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __call__(self, error: BaseException | None) -> int:
         """Give the exit code for a script that ended well."""
-        if self.done or os.getpid() != self.owner:  # a forked child that runs on to the end of the script
+        if os.getpid() != self.owner:  # a forked child that runs on to the end of the script
             return 0
-        self.done = True
+        with self.lock:  # the end of the script waits for a signal's closing, at whose end the process dies
+            if self.done:
+                return 0
+            self.done = True
+            return self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> int:
         try:
             summary = self.close(error)
         except Exception as fault:  # a fault of ours must not take the place of how the script ended
@@ -148,21 +156,30 @@ def _tidy_threads(tidy: Callable[[BaseException | None], None]) -> Iterator[None
 def _closed_by_signals(close: _Close) -> Iterator[None]:
     """Close the recording when the process is told to end, then let it die by that very signal.
 
-    Signals that the script handles itself, or that are ignored, stay as they are.
+    Signals that the script handles itself, or that are ignored, stay as they are. Another thread does it: what a signal
+    interrupts may hold a lock that closing waits for, or be in the middle of printing.
     """
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
+    came: SimpleQueue[int | None] = SimpleQueue()  # putting into it interrupts nothing that waits for it
+
+    def wait() -> None:
+        number = came.get()
+        if number is not None:
+            close(Terminated(f"ended by {signal.Signals(number).name}"))
+            os.kill(os.getpid(), number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        close(Terminated(signal.Signals(number).name))
-        os.kill(os.getpid(), number)
+        came.put(number)
 
     def restore() -> None:
         for number in ours:
             if signal.getsignal(number) is handle:
                 signal.signal(number, signal.SIG_DFL)
 
+    waiting = threading.Thread(target=wait, name="tenterhook-signals", daemon=True)
+    waiting.start()
     for number in ours:
         signal.signal(number, handle)
     if hasattr(os, "register_at_fork"):
@@ -171,3 +188,5 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
         yield
     finally:
         restore()
+        came.put(None)
+        waiting.join()  # where a signal came at the very end, the process dies by it in there

@@ -7,8 +7,28 @@
 
 #define SEGMENT (16 * U * W) /* floats whose sums stay in float32: no lane adds more than 16 of them, then float64 takes over */
 
-/* Sums x - shift and its square, and finds the rest on the way. `shifted` is a constant wherever this is inlined. */
-static TARGET inline __attribute__((always_inline)) void LN(sums_f32)(const float *x, int n, float shift, int shifted, double *s1, double *s2, Part *out)
+static TARGET inline __attribute__((always_inline)) void LN(hash_blocks)(uint64_t block, int count, uint64_t *bits, uint64_t *masks)
+{
+    for (int b = 0; b < count; b++) {
+        bits[b] = mix64((block + (uint64_t)b + 1) * GOLDEN);
+        masks[b] = (bits[b] * ROTATION) >> 58;
+    }
+}
+
+static TARGET inline __attribute__((always_inline)) void LN(sketch_block)(const float *x, uint64_t bits, uint64_t mask, VF *sums)
+{
+    unsigned far = (unsigned)mask & ~(unsigned)(W - 1);
+    VPERM_PREPARE(mask & (W - 1));
+    for (int j = 0; j < BUCKETS / W; j++) {
+        unsigned from = (unsigned)(j * W) ^ far;
+        sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits >> from)));
+    }
+}
+
+/* Sums x - shift and its square, and finds the rest on the way; with `bits` it sketches, too: the two keep different units
+ * of the processor busy. `shifted` and whether there are `bits` are constants wherever this is inlined. */
+static TARGET inline __attribute__((always_inline)) void LN(sums_f32)(const float *x, int n, float shift, int shifted, double *s1, double *s2,
+                                                                     Part *out, const uint64_t *bits, const uint64_t *masks, VF *sketch)
 {
     VF k = VSET1(shift), low[U], high[U];
     VI zero[U];
@@ -27,6 +47,7 @@ static TARGET inline __attribute__((always_inline)) void LN(sums_f32)(const floa
                 a[u] = VADD(a[u], d);
                 b[u] = VFMA(d, d, b[u]);
             }
+            if (bits) LN(sketch_block)(x + i, bits[i / BUCKETS], masks[i / BUCKETS], sketch);
         }
         for (; i + W <= end; i += W) {
             VF v = VLOAD(x + i), d = shifted ? VSUB(v, k) : v;
@@ -74,9 +95,9 @@ static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
     for (int attempt = 0; attempt < 2; attempt++) {
         double s1 = 0, s2 = 0;
         if (*shift == 0)
-            LN(sums_f32)(x, n, 0, 0, &s1, &s2, out);
+            LN(sums_f32)(x, n, 0, 0, &s1, &s2, out, NULL, NULL, NULL);
         else
-            LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out);
+            LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out, NULL, NULL, NULL);
         if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
         if (out->min != out->max && s2 < n * 0x1p-124) return 0;
         if (LN(finish)(s1, s2, *shift, out)) return 1;
@@ -84,6 +105,33 @@ static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
     }
     return 0;
 }
+
+#if defined(FUSED)
+/* Statistics and sketch of a whole chunk in one loop; 0, with nothing changed, where either cannot be had in this way. The same
+ * numbers to the bit as one after the other. */
+static TARGET int LN(fused_f32)(const float *x, uint64_t block, float *shift, Part *out, double *sums)
+{
+    uint64_t bits[CHUNK / BUCKETS], masks[CHUNK / BUCKETS];
+    LN(hash_blocks)(block, CHUNK / BUCKETS, bits, masks);
+    VF sketch[BUCKETS / W];
+    for (int j = 0; j < BUCKETS / W; j++) sketch[j] = VSET1(0);
+    double s1 = 0, s2 = 0;
+    if (*shift == 0)
+        LN(sums_f32)(x, CHUNK, 0, 0, &s1, &s2, out, bits, masks, sketch);
+    else
+        LN(sums_f32)(x, CHUNK, *shift, 1, &s1, &s2, out, bits, masks, sketch);
+    if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
+    if (out->min != out->max && s2 < CHUNK * 0x1p-124) return 0;
+    if (out->max > SKETCH_LIMIT || out->min < -SKETCH_LIMIT) return 0;
+    if (!LN(finish)(s1, s2, *shift, out)) return 0;
+    float stored[BUCKETS];
+    for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sketch[j]);
+    for (int i = 0; i < BUCKETS; i++) sums[i] += stored[i];
+    return 1;
+}
+#else
+#define FUSED NULL
+#endif
 
 /* The same for float64; the first value is the shift, then the mean. */
 static TARGET int LN(stats_f64)(const double *x, int n, Part *out)
@@ -170,18 +218,8 @@ static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double
     for (int done = 0; done < blocks; done += HASHED) {
         int here = blocks - done < HASHED ? blocks - done : HASHED;
         uint64_t bits[HASHED], masks[HASHED];
-        for (int b = 0; b < here; b++) {
-            bits[b] = mix64((block + (uint64_t)(done + b) + 1) * GOLDEN);
-            masks[b] = (bits[b] * ROTATION) >> 58;
-        }
-        for (int b = 0; b < here; b++, x += BUCKETS) {
-            unsigned far = (unsigned)masks[b] & ~(unsigned)(W - 1);
-            VPERM_PREPARE(masks[b] & (W - 1));
-            for (int j = 0; j < BUCKETS / W; j++) {
-                unsigned from = (unsigned)(j * W) ^ far;
-                sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits[b] >> from)));
-            }
-        }
+        LN(hash_blocks)(block + (uint64_t)done, here, bits, masks);
+        for (int b = 0; b < here; b++, x += BUCKETS) LN(sketch_block)(x, bits[b], masks[b], sums);
     }
     float stored[BUCKETS];
     for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sums[j]);
@@ -284,7 +322,7 @@ static TARGET void LN(clean)(const float *restrict x, int n, float *restrict out
 
 static const Lanes LN(lanes) = {
     LANES_NAME, LN(stats_f32), LN(stats_f64), LN(stats_any), LN(finite_f32), LN(finite_f64),
-    LN(sketch), LN(digest),    LN(to_f32),    LN(to_f64),    LN(narrow),     LN(clean),
+    LN(sketch), LN(digest),    LN(to_f32),    LN(to_f64),    LN(narrow),     LN(clean),     FUSED,
 };
 
 #undef SEGMENT

@@ -204,6 +204,9 @@ static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n,
         part_of_doubles(lanes, wide, n, scratch, part);
     } else {
         if (dtype != F32) lanes->to_f32(dtype, raw, n, scratch->f32), singles = scratch->f32;
+        if (sums && lanes->fused_f32 && n == CHUNK && start % BUCKETS == 0
+            && lanes->fused_f32(singles, start / BUCKETS, &scratch->shift, part, sums))
+            return;
         part_of_singles(lanes, singles, n, scratch, part);
     }
     if (!sums) return;

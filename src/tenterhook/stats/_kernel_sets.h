@@ -245,6 +245,7 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
 #define W 16
 #define U 4
 #define HASHED 32
+#define FUSED avx512_fused_f32 /* the others have too few registers for it */
 #define VF __m512
 #define VI __m512i
 #define VD __m512d

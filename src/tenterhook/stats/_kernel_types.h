@@ -52,6 +52,7 @@ typedef struct {
     void (*to_f64)(int dtype, const void *raw, int n, double scale, double *out);
     void (*narrow)(const double *x, int n, float *out);
     void (*clean)(const float *x, int n, float *out);
+    int (*fused_f32)(const float *x, uint64_t block, float *shift, Part *out, double *sums); /* NULL: none of this set */
 } Lanes;
 
 static uint64_t digest_keys[PAGE_STRIPES * DIGEST_LANES] __attribute__((aligned(64)));

@@ -2,6 +2,7 @@
 #undef DIGEST_BEGIN
 #undef DIGEST_END
 #undef DIGEST_STRIPE
+#undef FUSED
 #undef LANES_NAME
 #undef LN
 #undef TARGET
