@@ -167,6 +167,7 @@ class TorchBackend:
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    reenters = True
     knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
