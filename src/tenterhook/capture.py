@@ -138,6 +138,9 @@ class Capture:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                return self.guarded(handler, *arguments)
         start = time.perf_counter_ns()
         try:
             return handler(*arguments)
@@ -157,6 +160,10 @@ class Capture:
     def _enter(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._enter(watched, module, args, kwargs)
+            return None  # an alias of an input would not be in the graph
         try:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
@@ -177,6 +184,10 @@ class Capture:
 
     def _leave(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.closed:
+            return
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._leave(watched, module, args, kwargs, output)
             return
         try:
             call = self.tracker.end(watched)

@@ -239,6 +239,10 @@ class Backend(EditingMethods, Protocol):
         """Whether what runs now is being tracked for a backward pass."""
         ...
 
+    def untraced(self) -> AbstractContextManager[None] | None:
+        """Where a graph is being made of what runs now: a context in which what is done stays out of that graph. Else None."""
+        ...
+
     def regions(self) -> Sequence[Region]:
         """Return the checkpointed regions around the forward that runs now: they will run again in the backward pass."""
         ...

@@ -45,6 +45,7 @@ from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
+from tenterhook.backends._torch_tracing import untraced
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
@@ -332,6 +333,7 @@ class TorchBackend:
 
     tracks_gradients = staticmethod(torch.is_grad_enabled)
     regions = staticmethod(checkpoint.regions)
+    untraced = staticmethod(untraced)
 
     def is_recomputing(self) -> bool:
         return _current_graph_task() != -1 and checkpoint.is_recomputing()
