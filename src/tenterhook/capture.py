@@ -131,14 +131,20 @@ class Capture:
             return
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
-        failed = partial(self.guarded, self._failed, watched)
-        handlers = partial(self._enter, watched), partial(self._leave, watched), failed
+        handlers = partial(self._enter, watched), partial(self._leave, watched), partial(self._raised, watched)
         if self.around is not None:
             watched.attachment = self.backend.attach(module, *self.around(*handlers))
         elif self._engine is not None and isinstance(self.backend, NativeBackend):
             watched.attachment = self.backend.attach_native(module, *handlers, native=(self._engine, watched))
         else:
             watched.attachment = self.backend.attach(module, *handlers)
+
+    def _raised(self, watched: Watched, *arguments: Any) -> None:
+        try:
+            self.guarded(self._failed, watched, *arguments)
+        except RecursionError:
+            # The user's own recursion has used up the stack. A call around this one, where there is room again, finds that it never ended.
+            return
 
     def detach(self, *, but: Watched | None = None, rest: bool = False) -> None:
         """Take all hooks off (but those of one module); gradients of calls that have been made still arrive.
@@ -179,6 +185,9 @@ class Capture:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                return self.guarded(handler, *arguments)
         start = time.perf_counter_ns()
         try:
             return handler(*arguments)
@@ -198,6 +207,10 @@ class Capture:
     def _enter(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._enter(watched, module, args, kwargs)
+            return None  # an alias of an input would not be in the graph
         try:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
@@ -218,6 +231,10 @@ class Capture:
 
     def _leave(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.closed:
+            return
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._leave(watched, module, args, kwargs, output)
             return
         try:
             call = self.tracker.end(watched)

@@ -48,6 +48,7 @@ from tenterhook.backends._torch_native import attach_around, give_way, native_pa
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
+from tenterhook.backends._torch_tracing import untraced
 from tenterhook.errors import UnsupportedError
 from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
@@ -171,6 +172,7 @@ class TorchBackend(NativeBackend):
     name = "torch"
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
+    reenters = True
     knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
@@ -356,13 +358,16 @@ class TorchBackend(NativeBackend):
             return None
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_leaf
+        return differentiated(
+            tensor
+        ).is_leaf  # of a batched tensor under vmap, which is none itself and dies with the call
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
     tracks_gradients = staticmethod(torch.is_grad_enabled)
     regions = staticmethod(checkpoint.regions)
+    untraced = staticmethod(untraced)
 
     def is_recomputing(self) -> bool:
         return _current_graph_task() != -1 and checkpoint.is_recomputing()
