@@ -339,3 +339,54 @@ def test_two_passes_of_which_the_first_fails_in_a_hook() -> None:
     assert seen == [(32.0, 8.0)] * 3
     rows = rec.query("select path, mean from values where kind = 'grad_output' and path = '1' order by seq").to_pylist()
     assert [row["mean"] for row in rows] == [1.0] * 3
+
+
+def _chain() -> nn.Cell:
+    return nn.SequentialCell(nn.Dense(3, 3), nn.Tanh(), nn.Dense(3, 2))
+
+
+def _marked(cell: nn.Cell) -> nn.Cell:
+    cell.set_grad()
+    return cell
+
+
+DIFFERENTIATED: dict[str, Any] = {
+    "ms.grad": lambda cell, x: ms.grad(cell, 0, cell.trainable_params())(x),
+    "value_and_grad": lambda cell, x: ms.value_and_grad(cell, 0, cell.trainable_params())(x),
+    "GradOperation": lambda cell, x: ops.GradOperation(get_all=True, get_by_list=True)(cell, cell.trainable_params())(x),
+    "with the gradient of the output": lambda cell, x: ops.GradOperation(get_all=True, sens_param=True)(cell)(
+        x, ms.Tensor(np.float32([[2, 3], [4, 5]]))
+    ),
+    "set_grad": lambda cell, x: ops.GradOperation(get_all=True)(_marked(cell))(x),
+    "run before": lambda cell, x: (_marked(cell)(x), ops.GradOperation(get_all=True)(cell)(x))[1],
+    "twice": lambda cell, x: [ms.grad(cell)(x), ms.grad(cell, 0, cell.trainable_params())(x)],
+    "vjp": lambda cell, x: ms.vjp(cell, x)[1](ms.Tensor(np.float32([[2, 3], [4, 5]]))),
+    "gradient of a gradient": lambda cell, x: ms.grad(lambda a: (ms.grad(cell)(a) ** 2).sum())(x),
+    "third": lambda cell, x: ms.grad(lambda a: (ms.grad(lambda b: (ms.grad(cell)(b) ** 2).sum())(a) ** 2).sum())(x),
+}
+
+
+def _flat(value: Any) -> list[np.ndarray]:
+    return [value.asnumpy()] if isinstance(value, ms.Tensor) else [one for part in value for one in _flat(part)]
+
+
+@pytest.mark.parametrize("way", DIFFERENTIATED)
+def test_a_cell_that_is_differentiated_itself(way: str) -> None:
+    """MindSpore begins the graph inside its call; and of a gradient of a gradient it makes something else where there is a view."""
+    cell, x = _chain(), ms.Tensor(np.random.default_rng(3).normal(size=(2, 3)).astype(np.float32))
+    run = DIFFERENTIATED[way]
+    bare = _flat(run(cell, x))
+    flags = [one.requires_grad for _, one in cell.cells_and_names()]
+    cell.set_grad(False)
+    seen: list[np.ndarray] = []
+    kinds = ["input", "output", "grad_input", "grad_output"]
+    with th.record(cell, kinds=kinds) as rec, th.hooks(cell) as hooks:
+        hooks.backward("", lambda module, into, out: seen.append(None if into[0] is None else into[0].asnumpy().copy()))
+        came = _flat(run(cell, x))
+    assert rec.recording.manifest.partial is None
+    assert [one.requires_grad for _, one in cell.cells_and_names()] == flags
+    for one, other in zip(came, bare, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if way not in ("gradient of a gradient", "third", "run before"):
+        of_input = came[1] if way == "value_and_grad" else came[0]
+        np.testing.assert_array_equal(seen[0], of_input)

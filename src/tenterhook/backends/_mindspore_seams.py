@@ -33,7 +33,7 @@ from tenterhook.backends._mindspore_offers import offer
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
 
-__all__ = ["OPTIMIZERS", "executor", "is_differentiating", "running_cells"]
+__all__ = ["OPTIMIZERS", "executor", "is_differentiating", "is_nested", "running_cells"]
 
 OPTIMIZERS: tuple[type, ...] = (nn.Optimizer, _ExperimentalOptimizer)
 """Cells that are optimizers; those of ``mint.optim`` are among the second."""
@@ -251,6 +251,11 @@ def is_differentiating() -> bool:
     return threading.get_ident() in STATE.forwards
 
 
+def is_nested() -> bool:
+    """Whether this code runs in the forward of a gradient function that is being differentiated itself."""
+    return STATE.forwards.get(threading.get_ident(), 0) > 1
+
+
 def _is_called(cell: nn.Cell) -> bool:
     """Whether compiled code was entered from the call of its cell, and not past it (``ms.jit(net)``)."""
     frame = sys._getframe(3)  # this, the swapped call, the wrapper that jit has made, its caller
@@ -262,13 +267,12 @@ def _differentiated(original: Any) -> Any:
         thread = threading.get_ident()
         depth = STATE.forwards.get(thread, 0)
         STATE.forwards[thread] = depth + 1
-        flag = fn.requires_grad if isinstance(fn, nn.Cell) else None
         try:
+            if isinstance(fn, nn.Cell):
+                return _as_function(fn, args, kwargs)
             return original(fn, *args, **kwargs)
         except BaseException:
             # MindSpore goes on recording after an exception, and indexing is broken from then on
-            if flag is not None:
-                fn.requires_grad = flag
             if depth == 0:
                 executor.clear_res()
                 forget_regions()
@@ -280,6 +284,26 @@ def _differentiated(original: Any) -> Any:
                 STATE.forwards.pop(thread, None)
 
     return forward
+
+
+def _as_function(cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Differentiate a cell as MindSpore does any other function.
+
+    It marks the cell instead, which then begins the graph inside its call: what hooks before the call compute is no part of
+    it, and the gradient of what they give the cell is not that of what they were given.
+    """
+    known, result = executor.check_run(cell, *args, **kwargs)
+    if known:
+        return result
+    executor.set_grad_flag(True)
+    executor.new_graph(cell, *args, **kwargs)
+    flag, cell.requires_grad = cell.requires_grad, False
+    try:
+        result = cell(*args, **kwargs)
+    finally:
+        cell.requires_grad = flag
+    executor.end_graph(cell, result, *args, **kwargs)
+    return result
 
 
 SWAPS += [

@@ -39,7 +39,7 @@ from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
-from tenterhook.backends._mindspore_seams import executor, is_differentiating, running_cells
+from tenterhook.backends._mindspore_seams import executor, is_differentiating, is_nested, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.errors import UnsupportedError
@@ -55,6 +55,7 @@ class MindSporeBackend:
     name = "mindspore"
     tensor_types: tuple[type, ...] = (mindspore.Tensor,)
     tells_backward_end = True
+    reenters = False
     knows_what_gets_gradients = False
     works_in_place_on_aliases = False
 
@@ -177,7 +178,8 @@ class MindSporeBackend:
         return tap_parameter(parameter, fn, edits=edits)
 
     def alias(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
-        return tensor.view(tensor.shape)
+        # of a gradient of a gradient MindSpore makes something else where there is a view in it
+        return tensor.expand_as(tensor) if is_nested() else tensor.view(tensor.shape)
 
     def hand_back(self, tensor: mindspore.Tensor, alias: mindspore.Tensor, version: int | None) -> str | None:
         return None  # an alias is changed in its values only, and shares those
@@ -197,11 +199,14 @@ class MindSporeBackend:
 
     def wants_gradient(self, tensor: mindspore.Tensor) -> bool:
         # what is made of it where gradients are off (the first run of what is checkpointed) has none, whatever it says
-        return executor.enable_grad() and why_no_gradient(tensor) is None
+        return executor.enable_grad() and executor.grad_flag() and why_no_gradient(tensor) is None
 
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
+
+    def untraced(self) -> None:
+        return None
 
     def regions(self) -> Sequence[checkpoint.Region]:
         return checkpoint.regions()
