@@ -190,6 +190,7 @@ def test_an_edit_of_the_root_of_a_graph_module_applies() -> None:
         assert torch.equal(graph(x), model(x) + 100)
 
 
+@pytest.mark.usefixtures("loaded_compiler")
 def test_an_exported_program_is_told() -> None:
     """Row 19, same kind: torch.export inlines every layer."""
     exported = torch.export.export(make_net(), (torch.ones(1, 2),))
@@ -212,12 +213,24 @@ def test_a_graph_module_inside_a_model_is_told() -> None:
     assert list(told) == ["0.b"]
 
 
+@pytest.mark.usefixtures("loaded_compiler")
+def test_strict_export_in_a_session_is_refused_by_torch() -> None:
+    """Row 19, same kind: it would compile what a session has run eager; the error is torch's own, and nothing is left."""
+    model = make_net()
+    with th.record(model) as rec, pytest.raises((torch._dynamo.exc.TorchDynamoException, AssertionError)):
+        torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    assert rec.recording.manifest.partial is None
+    program = torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    assert torch.equal(program.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+@pytest.mark.usefixtures("loaded_compiler")
 def test_tracing_in_a_session_gives_a_graph_without_our_hooks() -> None:
     """Row 19, same kind: symbolic tracing and export of a hooked model."""
     model = make_net()
     with th.record(model) as rec:
         graph = torch.fx.symbolic_trace(model)
-        program = torch.export.export(model, (torch.ones(1, 2),))
+        program = torch.export.export(model, (torch.ones(1, 2),), strict=False)
     x = torch.randn(1, 2)
     assert torch.equal(graph(x), model(x))
     assert torch.equal(program.module()(x), model(x))

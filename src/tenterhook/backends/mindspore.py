@@ -55,6 +55,7 @@ class MindSporeBackend:
     name = "mindspore"
     tensor_types: tuple[type, ...] = (mindspore.Tensor,)
     tells_backward_end = True
+    reenters = False
     knows_what_gets_gradients = False
     works_in_place_on_aliases = False
 

@@ -96,6 +96,7 @@ class ToyBackend:
     name = "toy"
     tensor_types: tuple[type, ...] = (Tensor,)
     tells_backward_end = True
+    reenters = False
     knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
