@@ -67,7 +67,7 @@ test-mindspore: $(MS_VENV)/installed
 	$(MS_BIN)/python -m pytest $(MS_TESTS) $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so
+	rm -rf $(VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so src/tenterhook/native/*.so
 
 # The environments. torch goes in first and alone, so that nothing else draws in another build of it.
 $(VENV)/created:

@@ -3,6 +3,8 @@
     python -m benchmarks.recorded_runs loader    one layer's outputs to disk, against the bare forward and against writing plain files
     python -m benchmarks.recorded_runs writing   training steps recorded to disk, against the same recorded in memory
 
+    python -m benchmarks.recorded_runs memory    resident memory over 100,000 steps, with docs/pictures/recorded-run-memory.svg
+
     python -m benchmarks.recorded_runs page FILE...   what these have printed, into docs/format.md
 
 Each prints one JSON object a line; the machine and its load are part of each.
@@ -31,7 +33,7 @@ from torch import nn
 import tenterhook as th
 from benchmarks.models import build
 from benchmarks.overhead import forward
-from benchmarks.recording import folder_bytes, say
+from benchmarks.recording import folder_bytes, plot, resident, say
 
 LAYERS = {"transformer": "6", "resnet": "blocks.1", "small_cnn": "3", "alexnet": "3.4"}
 
@@ -186,6 +188,27 @@ def _column_bytes(part: Path, column: str) -> int:
     return sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.startswith(column + "."))
 
 
+def memory(at: Path, rounds: int) -> None:
+    """Follow the resident memory of a training of 100,000 steps that is recorded whole; the rounds say nothing here."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    x = torch.randn(4, 8)
+    points = []
+    with th.record(net, to=at / "memory.thk") as recorder:
+        for step in range(1, 100_001):
+            train(net, x, optimizer)
+            if step % 1000 == 0:
+                points.append((step, *resident()))
+    halves = [points[10:55], points[55:]]
+    say(
+        what="memory of a run", steps=100_000,
+        rows=sum(recorder.table(name).num_rows for name in ("calls", "values")),
+        median_mb_of_each_half=[statistics.median(own for _, own, _ in half) for half in halves],
+        most_mb_of_each_half=[max(own for _, own, _ in half) for half in halves],
+    )  # fmt: skip
+    plot(points, Path(__file__).parents[1] / "docs" / "pictures" / "recorded-run-memory.svg")
+
+
 def page(printed: list[Path]) -> None:
     """Put what was printed into the table of the page on the format."""
     lines = ["| what | against | ratio |", "|---|---|---|"]
@@ -224,7 +247,7 @@ def page(printed: list[Path]) -> None:
 def main() -> None:
     """Run the benchmark that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["loader", "writing", "page"])
+    parser.add_argument("what", choices=["loader", "writing", "memory", "page"])
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -235,7 +258,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     at = Path(tempfile.mkdtemp(prefix="tenterhook-"))
     try:
-        {"loader": loader, "writing": writing}[arguments.what](at, arguments.rounds)
+        {"loader": loader, "writing": writing, "memory": memory}[arguments.what](at, arguments.rounds)
     finally:
         shutil.rmtree(at)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -467,6 +468,39 @@ def test_hooks_of_others_keep_their_places() -> None:
             assert model(torch.ones(1, 1)).item() == 600**2
     theirs.remove()
     assert seen == [6.0]
+
+
+def test_a_patch_of_another_dtype_and_one_of_another_place_are_refused() -> None:
+    model, x = Net(), one()
+    with th.record(model, "block.0", tensors=True) as clean:
+        model(x)
+    with th.edit(model) as edit, pytest.raises(th.TenterhookError, match=r"block\.1"):
+        edit.output("block.1", th.edits.patch(clean))
+        model(x)
+    with th.edit(model) as edit, pytest.raises(th.TenterhookError, match=r"the recording holds no block\.0:output#1"):
+        edit.output("block.0", th.edits.patch(clean))
+        model.block[0](model.block[0](x))
+    model.bfloat16()
+    refused = r"patch at block\.0:output#0@0: the recording has dtype float32, the model bfloat16"
+    with th.edit(model) as edit, pytest.raises(EditError, match=refused) as caught:
+        edit.output("block.0", th.edits.patch(clean))
+        model(x.bfloat16())
+    if sys.version_info >= (3, 11):
+        assert any("raised by patch(<Recorder of Net" in note for note in caught.value.__notes__)
+
+
+def test_a_real_scaler() -> None:
+    model, x = Net(), one()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    seen = []
+    with th.edit(model, scaler=scaler) as edit:
+        edit.grad_output("block.1", lambda gradient: seen.append(gradient.item()))
+        edit.param_grad("**", th.edits.clip_norm(0.5))
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+    assert seen == [1.0]
+    assert model.block[0].weight.item() == pytest.approx(1 - 0.5)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from typing_extensions import TypedDict
 
+from tenterhook._slots import split_slot
 from tenterhook.address import Address
 from tenterhook.backends import Backend
 from tenterhook.edit_values import EditValue
@@ -70,7 +71,10 @@ class Rule:
 
         Raises:
             HookError: a number that none can be, or something unknown in ``allow``.
+            SelectionError: the slot is malformed.
         """
+        if slot not in (None, EVERY):
+            split_slot(slot.removeprefix("."))
         return cls(kind, value, slot, _chosen(call, "call"), _chosen(step, "step"), allowed(allow))
 
     def matches(self, call: int | None, step: int) -> bool:
@@ -97,7 +101,7 @@ def value_function(value: Any, backend: Backend, what: str) -> ValueFunction:
         HookError: it is no function of one or two arguments, and no edit value.
     """
     if isinstance(value, EditValue):
-        return lambda tensor, address: value.apply(tensor, address, backend)
+        return _named(lambda tensor, address: value.apply(tensor, address, backend), value)
     if not callable(value):
         raise HookError(
             f"{what} needs a function or an edit value, got {type(value).__name__}\n"
@@ -106,7 +110,7 @@ def value_function(value: Any, backend: Backend, what: str) -> ValueFunction:
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # some callables of C show no signature; they get the value alone
-        return lambda tensor, address: value(tensor)
+        return _named(lambda tensor, address: value(tensor), value)
     needed = [
         one
         for one in parameters
@@ -119,12 +123,17 @@ def value_function(value: Any, backend: Backend, what: str) -> ValueFunction:
             f"{what} calls fn(value) or fn(value, address), but {name_of(value)}{inspect.signature(value)} does not take that\n"
             "  bind the other arguments with functools.partial or a lambda"
         )
-    return value if len(needed) == 2 else lambda tensor, address: value(tensor)
+    return value if len(needed) == 2 else _named(lambda tensor, address: value(tensor), value)
 
 
 def described(value: Any) -> str:
     """Return an edit's name for tables and messages."""
     return "" if value is None else repr(value) if isinstance(value, EditValue) else name_of(value)
+
+
+def _named(fn: ValueFunction, value: Any) -> ValueFunction:
+    fn.__qualname__ = described(value)  # in the note of an error it is the user's
+    return fn
 
 
 def _chosen(numbers: Any, what: str) -> frozenset[int] | None:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -112,6 +112,7 @@ class HookSite:
         "reason",
         "recomputed",
         "returned",
+        "told",
         "unfired",
         "warned",
     )
@@ -124,6 +125,7 @@ class HookSite:
         self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
         self.warned = False
+        self.told: Sequence[str] = ()  # what is changed as long as it is on
         self.looked = 0  # calls in which changes behind the framework's back were, or were not, looked for
         self.returned = False  # whether it has returned something else than what it was given
         self.left_alone: dict[
@@ -228,6 +230,11 @@ class Handle:
     def live(self) -> bool:
         """Whether some hook of it is still in place."""
         return any(site.in_place for site in self.sites)
+
+    @property
+    def told(self) -> list[str]:
+        """What a hook of :func:`tenterhook.register_forward_hook` and its kin changes as long as it is on, as sentences."""
+        return list(dict.fromkeys(line for site in self.sites for line in site.told))
 
     @property
     def paths(self) -> list[str]:

@@ -72,7 +72,11 @@ def tap_parameter(
     put = partial(backend.tap_parameter, parameter, fn, accumulated=accumulated, edits=edits)
     tap = put() if backend.numel(parameter) else LateTap(backend, module, parameter, put)
     users = [one for one in ((module,) if looks_at is None else looks_at) if one is not None]
-    return tap if isinstance(tap, str) or not users else _Watched(backend, users, tap, getattr(fn, "site", None))
+    return (
+        tap
+        if isinstance(tap, str) or not users or not backend.reenters
+        else _Watched(backend, users, tap, getattr(fn, "site", None))
+    )
 
 
 class _Watched:

@@ -1,12 +1,13 @@
 """Hooks on one module or tensor, without a set: ``th.register_forward_hook`` and its kin, for both frameworks.
 
 They take the callbacks of :func:`tenterhook.hooks` and treat them alike. Nothing keeps a handle or a model: a model dies
-with its last reference, and a handle that is dropped leaves its hook on. Fast paths and compiled code stay as they are;
-a set switches them off while it is open.
+with its last reference, and a handle that is dropped leaves its hook on. As long as a hook is on, fused fast paths are off
+and compiled code runs eager, as in a session: ``handle.told`` says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 import weakref
@@ -15,7 +16,7 @@ from typing import Any
 
 from tenterhook.backends import Backend, find_backend, loaded_backends
 from tenterhook.call_hooks import BackwardHook, ForwardHook, ForwardPreHook
-from tenterhook.errors import HookError
+from tenterhook.errors import HookError, TenterhookWarning
 from tenterhook.event_hooks import GradientHook, LoadHook
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature
@@ -59,7 +60,7 @@ def register_forward_pre_hook(
     site = HookSite("forward_pre", _name(module), fn)
     hook = ForwardPreHook(backend, site, with_kwargs=with_kwargs, with_name=False, allow=allowed(allow))
     site.attached(hook.attach(module, first=prepend))
-    return Handle([site])
+    return _seeing_everything(backend, module, site)
 
 
 def register_forward_hook(
@@ -92,7 +93,7 @@ def register_forward_hook(
         backend, site, with_kwargs=with_kwargs, with_name=False, always_call=always_call, allow=allowed(allow)
     )
     site.attached(hook.attach(module, first=prepend))
-    return Handle([site])
+    return _seeing_everything(backend, module, site)
 
 
 def register_backward_pre_hook(module: Any, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:
@@ -167,7 +168,7 @@ def _backward(kind: str, module: Any, fn: Callable[..., Any], arguments: tuple[s
         gathering = _gatherings[backend.name] = Gathering(backend)
     site = HookSite(kind, _name(module), fn)
     site.attached(BackwardHook(backend, site, gathering, with_name=False).attach(module, first=prepend))
-    return Handle([site])
+    return _seeing_everything(backend, module, site)
 
 
 def _backend_of(module: Any) -> Backend:
@@ -177,13 +178,35 @@ def _backend_of(module: Any) -> Backend:
         raise HookError(
             f"{_name(module)} is a container that is never called, so a hook on it would never run\n  hook the modules in it"
         )
-    if backend.is_compiled(module):
-        warnings.warn(
-            f"{_name(module)} is part of a compiled model: code compiled before does not call a hook put on now; "
-            "put it on through th.hooks(model), which has compiled code run eager for as long as it is open",
-            stacklevel=_stack_level(),
-        )
     return backend
+
+
+def _seeing_everything(backend: Backend, module: Any, site: HookSite) -> Handle:
+    """Keep fast paths off and compiled code eager until the hook comes off, or its module is gone."""
+    stack = contextlib.ExitStack()
+    end = weakref.finalize(module, stack.close)
+    end.atexit = False
+    at_removal = site.at_removal
+
+    def removed() -> None:
+        if at_removal is not None:
+            at_removal()
+        end()
+
+    site.at_removal = removed
+    try:
+        site.told = stack.enter_context(backend.seeing_everything(module))
+        if backend.is_compiled(module):
+            warnings.warn(
+                f"{_name(module)} is part of a compiled model: compiled code of this process runs eager for as long as the hook "
+                "is on\n  take the hook off in the end: handle.remove(), or with",
+                TenterhookWarning,
+                stacklevel=_stack_level(),
+            )
+    except BaseException:  # warnings may be errors
+        site.remove()
+        raise
+    return Handle([site])
 
 
 def _stack_level() -> int:

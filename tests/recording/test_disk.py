@@ -344,8 +344,10 @@ def test_a_batch_of_another_schema_stops_the_recording_and_not_the_run(tmp_path:
     assert recording.steps == [0] and manifest.partial and manifest.lost_rows == 21
 
 
-def test_a_slow_disk_slows_the_run_and_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenterhook.recording import rows
+def test_a_slow_disk_slows_the_run_and_memory_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tenterhook.recording import rows, writer
 
     append, most = rows.RowWriter.append, [0]
 
@@ -354,6 +356,7 @@ def test_a_slow_disk_slows_the_run_and_memory_stays_bounded(tmp_path: Path, monk
         return append(self, batches)
 
     monkeypatch.setattr(rows.RowWriter, "append", slow)
+    monkeypatch.setattr(writer, "_WAIT_TOLD", 0.05)
     batch = many_values(300)
     manifest = Manifest()
     limit = 4 * len(batch) * 500
@@ -363,7 +366,10 @@ def test_a_slow_disk_slows_the_run_and_memory_stays_bounded(tmp_path: Path, monk
         most[0] = max(most[0], sink._worker.queue.held)
     sink.close(manifest, modules_table())
     assert most[0] <= limit
-    assert manifest.cost.blocked_seconds > 0
+    assert manifest.cost.blocked_seconds > 0.05
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'a.thk'}: the disk is slower than the run, which waits for it; record less, or elsewhere"
+    ]
     assert open_recording(tmp_path / "a.thk").table("values").num_rows == 60 * 300
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tenterhook as th
-from tenterhook.recording import DiskSink, Manifest
-from tests.recording.synthetic import modules_table
+from tenterhook.recording import Cost, DiskSink, Manifest
+from tests.recording.synthetic import call, calls_batch, modules_table, value, values_batch
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,3 +115,71 @@ def test_what_could_not_begin_leaves_nothing(
     kept = [row for row in before if row["step"] < 3]
     assert th.open(target).table("values").to_pylist()[: len(kept)] == kept
     assert th.open(target).steps == list(range(rec.resumed_from + 1))
+
+
+# copies
+
+
+def killed(path: Path) -> Path:
+    """Leave a recording as a kill does: rows that name a tensor which was not written, and a batch that is half there."""
+    sink = DiskSink(path / "whole.thk", Manifest(), budget=None)
+    for step in range(4):
+        sink.write_calls(calls_batch(call(step * 2, step)))
+        sink.write_values(values_batch(value(step * 2 + 1, step * 2, step, tensor=f"{step}")))
+        if step < 2:
+            sink.write_tensor(f"{step}", np.full(3, step))
+        sink.flush()
+    left = shutil.copytree(path / "whole.thk", path / "killed.thk")
+    stream = left / "rank-00000" / "calls-00000.arrows"
+    stream.write_bytes(stream.read_bytes()[:-10])
+    sink.close(Manifest(), modules_table())
+    return left
+
+
+def test_a_copy_of_a_killed_recording_says_what_is_missing(tmp_path: Path) -> None:
+    recording = th.open(killed(tmp_path))
+    recording.save(tmp_path / "copy.thk")
+    copy = th.open(tmp_path / "copy.thk")
+    assert copy.table("values").num_rows == 4 and copy.table("calls").num_rows == 3
+    assert copy.tensor("1").tolist() == [1, 1, 1]
+    partial = copy.manifest.partial or ""
+    assert partial.startswith("calls-00000.arrows: its last ")
+    assert partial.endswith(
+        "saved though it was never closed, with 4 steps so far; 2 tensors that rows name had not been stored"
+    )
+    assert not copy["conv1"].calls[2].values[0].stored
+
+
+def test_a_copy_says_what_its_original_lost(tmp_path: Path) -> None:
+    manifest = Manifest(partial="a fault", lost_rows=7, error="ValueError: odd", cost=Cost(blocked_seconds=2.5))
+    sink = DiskSink(tmp_path / "a.thk", manifest, budget=10)
+    sink.write_tensor("t", np.ones(100))
+    sink.close(manifest, modules_table())
+    th.open(tmp_path / "a.thk").save(tmp_path / "b.thk")
+    copy = th.open(tmp_path / "b.thk").manifest
+    assert (copy.partial, copy.lost_rows, copy.error) == ("a fault", 7, "ValueError: odd")
+    assert copy.tensors_stopped == "the budget of 10 bytes was reached at t" and copy.cost.blocked_seconds >= 2.5
+
+
+def test_a_copy_made_in_the_loop_says_so(tmp_path: Path) -> None:
+    model = net()
+    with th.record(model) as rec:
+        for step in range(2):
+            model(torch.ones(1, 2))
+            rec.save(tmp_path / f"{step}.thk")
+    rec.save(tmp_path / "end.thk")
+    partial = [th.open(tmp_path / f"{name}.thk").manifest.partial for name in (0, 1, "end")]
+    assert partial == [f"saved while it was being recorded, with {steps} steps so far" for steps in (1, 2)] + [None]
+    assert not rec.recording.manifest.partial
+
+
+def test_a_copy_of_one_rank_keeps_its_number(tmp_path: Path) -> None:
+    for rank in range(3):
+        manifest = Manifest(rank=rank, world=3)
+        sink = DiskSink(tmp_path / "a.thk", manifest, rank=rank)
+        sink.write_values(values_batch(value(1, 0, rank)))
+        sink.close(manifest, modules_table())
+    th.open(tmp_path / "a.thk", ranks=[2]).save(tmp_path / "b.thk")
+    copy = th.open(tmp_path / "b.thk")
+    assert copy.ranks == [2] and copy.steps == [2]
+    assert copy.manifest.partial == "only 1 of 3 ranks are there" and not copy.manifest.complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 import tenterhook as th
 from tenterhook.errors import UnsupportedError
+from tenterhook.request import KINDS
 from tests.semantics.asking import (
     NOT_CALLED,
     ONLY_INSIDE,
@@ -138,6 +140,25 @@ def test_tracing_inside_a_session_records_what_ran_and_leaves_nothing(old_script
     assert torch.equal(traced(torch.ones(1, 2)), model(torch.ones(1, 2)))
 
 
+@pytest.mark.parametrize("options", [{}, {"tensors": True}, {"kinds": KINDS}, {"ops": True}], ids=str)
+def test_a_trace_that_is_made_inside_a_session_is_that_of_the_bare_model(
+    old_script: Any, options: dict[str, Any]
+) -> None:
+    """Row 18, same kind: what recording does stays out of the graph, and torch's own check of the trace passes."""
+    model = make_net()
+    bare = str(old_script.trace(model, torch.ones(1, 2)).inlined_graph)
+    with th.record(model, **options) as rec:
+        traced = old_script.trace(model, torch.ones(1, 2))
+    assert nodes(str(traced.inlined_graph)) == nodes(bare)
+    assert rec["0"].calls[0].values[-1].statistics["numel"] is not None
+    assert rec.recording.manifest.partial is None
+
+
+def nodes(graph: str) -> list[str]:
+    """The operations of a graph, without the names that torch gives values by the lines they come from."""
+    return re.findall(r"(?:aten|prim)::\w+", graph)
+
+
 # ---- row 19: fx ----
 
 
@@ -169,6 +190,7 @@ def test_an_edit_of_the_root_of_a_graph_module_applies() -> None:
         assert torch.equal(graph(x), model(x) + 100)
 
 
+@pytest.mark.usefixtures("loaded_compiler")
 def test_an_exported_program_is_told() -> None:
     """Row 19, same kind: torch.export inlines every layer."""
     exported = torch.export.export(make_net(), (torch.ones(1, 2),))
@@ -191,12 +213,24 @@ def test_a_graph_module_inside_a_model_is_told() -> None:
     assert list(told) == ["0.b"]
 
 
+@pytest.mark.usefixtures("loaded_compiler")
+def test_strict_export_in_a_session_is_refused_by_torch() -> None:
+    """Row 19, same kind: it would compile what a session has run eager; the error is torch's own, and nothing is left."""
+    model = make_net()
+    with th.record(model) as rec, pytest.raises((torch._dynamo.exc.TorchDynamoException, AssertionError)):
+        torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    assert rec.recording.manifest.partial is None
+    program = torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    assert torch.equal(program.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+@pytest.mark.usefixtures("loaded_compiler")
 def test_tracing_in_a_session_gives_a_graph_without_our_hooks() -> None:
     """Row 19, same kind: symbolic tracing and export of a hooked model."""
     model = make_net()
     with th.record(model) as rec:
         graph = torch.fx.symbolic_trace(model)
-        program = torch.export.export(model, (torch.ones(1, 2),))
+        program = torch.export.export(model, (torch.ones(1, 2),), strict=False)
     x = torch.randn(1, 2)
     assert torch.equal(graph(x), model(x))
     assert torch.equal(program.module()(x), model(x))

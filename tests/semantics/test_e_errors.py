@@ -185,7 +185,7 @@ def test_a_fault_of_ours_ends_the_recording_and_not_the_run(
         assert hook_counts(net) == before  # detached at once
     assert torch.equal(out, clean)
     assert len(caplog.records) == 1
-    assert "disk on fire" in (rec._manifest.partial or "")
+    assert "disk on fire" in (rec.recording.manifest.partial or "")
 
 
 def test_a_fault_of_ours_raises_where_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

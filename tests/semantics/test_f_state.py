@@ -137,6 +137,12 @@ def test_a_checkpoint_saved_in_a_session_loads_into_a_plain_model() -> None:
 # ---- row 53: FSDP2 ----
 
 
+ON_CPU = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason=f"fully_shard of torch {torch.__version__} runs on no CPU: its own stream there has no record_event",
+)
+
+
 def sharded(net: nn.Module, *, layers: bool = True) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -149,6 +155,7 @@ def sharded(net: nn.Module, *, layers: bool = True) -> Any:
     return net
 
 
+@ON_CPU
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("layers", [True, False], ids=["each layer", "root only"])
 def test_gradients_of_sharded_parameters_come_once(layers: bool) -> None:
@@ -174,6 +181,7 @@ def test_gradients_of_sharded_parameters_come_once(layers: bool) -> None:
     assert rec.coverage.complete
 
 
+@ON_CPU
 @pytest.mark.usefixtures("process_group")
 def test_accumulated_gradients_of_sharded_parameters() -> None:
     """Row 53, same kind: each pass's own gradient, and the running sum; zeroed in either way."""
@@ -191,6 +199,7 @@ def test_accumulated_gradients_of_sharded_parameters() -> None:
     assert sums == [1, 3, 4, 5, 11]
 
 
+@ON_CPU
 @pytest.mark.usefixtures("process_group")
 def test_a_gradient_of_a_sharded_parameter_is_replaced() -> None:
     """Row 53, same kind: a returned gradient counts, also in accumulation."""

@@ -20,12 +20,14 @@ from tenterhook.backends._types import (
     Detachable,
     Failed,
     InstalledHook,
+    NativeBackend,
     OpListener,
     OpTrace,
     ParameterEntry,
     Region,
     Summary,
     Suspendable,
+    Yielding,
 )
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
@@ -42,12 +44,14 @@ __all__ = [
     "InstalledHook",
     "Instead",
     "Layer",
+    "NativeBackend",
     "OpListener",
     "OpTrace",
     "ParameterEntry",
     "Region",
     "Summary",
     "Suspendable",
+    "Yielding",
     "find_backend",
     "loaded_backends",
     "settle_alias",
@@ -64,6 +68,9 @@ class Backend(EditingMethods, Protocol):
     name: str
     tensor_types: tuple[type, ...]
     tells_backward_end: bool
+    reenters: (
+        bool  # some checkpointed regions are differentiated in a backward pass of their own, inside of the outer one
+    )
     knows_what_gets_gradients: bool  # False where wants_gradient may be True of a tensor that gets none
     works_in_place_on_aliases: bool  # gradients stay right where a module changes an alias of its input in place
 
@@ -234,6 +241,10 @@ class Backend(EditingMethods, Protocol):
 
     def tracks_gradients(self) -> bool:
         """Whether what runs now is being tracked for a backward pass."""
+        ...
+
+    def untraced(self) -> AbstractContextManager[None] | None:
+        """Where a graph is being made of what runs now: a context in which what is done stays out of that graph. Else None."""
         ...
 
     def regions(self) -> Sequence[Region]:

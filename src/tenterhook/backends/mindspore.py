@@ -55,6 +55,7 @@ class MindSporeBackend:
     name = "mindspore"
     tensor_types: tuple[type, ...] = (mindspore.Tensor,)
     tells_backward_end = True
+    reenters = False
     knows_what_gets_gradients = False
     works_in_place_on_aliases = False
 
@@ -203,6 +204,9 @@ class MindSporeBackend:
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
+
+    def untraced(self) -> None:
+        return None
 
     def regions(self) -> Sequence[checkpoint.Region]:
         return checkpoint.regions()

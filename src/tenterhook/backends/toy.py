@@ -96,6 +96,7 @@ class ToyBackend:
     name = "toy"
     tensor_types: tuple[type, ...] = (Tensor,)
     tells_backward_end = True
+    reenters = False
     knows_what_gets_gradients = True
     works_in_place_on_aliases = True
 
@@ -227,6 +228,9 @@ class ToyBackend:
 
     def tracks_gradients(self) -> bool:
         return tracks()
+
+    def untraced(self) -> None:
+        return None
 
     def regions(self) -> Sequence[Region]:
         return checkpoint.regions()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording import query
 from tenterhook.recording.buckets import Buckets, Summary
-from tenterhook.recording.files import RankFiles, part_number, plain_file, rank_files, reading
+from tenterhook.recording.files import RankFiles, load_manifest, part_number, plain_file, rank_files
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskSource"]
 
-_MAX_MANIFEST = 16 << 20
 _ALL = -1  # of a part that is finished and has been read
 _TRIES = 20  # times to look again when a stream became Parquet under our eyes
 
@@ -302,14 +301,7 @@ def _manifests(path: Path, folders: dict[int, Path]) -> list[Manifest]:
         found = [path / MANIFEST_NAME]
     if not found:
         raise RecordingError(f"{path} is not a recording: it has no {MANIFEST_NAME}")
-    manifests = []
-    for file in found:
-        with reading(file):
-            size = plain_file(file).stat().st_size
-            if size > _MAX_MANIFEST:
-                raise RecordingError(f"{file} is {size} bytes long, which no recording of ours is")
-            manifests.append(Manifest.from_json(file.read_bytes(), where=str(file)))
-    return manifests
+    return [load_manifest(file) for file in found]
 
 
 def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:

@@ -14,8 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from tenterhook.errors import RecordingError
+from tenterhook.recording.manifest import MAX_BYTES, Manifest
 
-__all__ = ["RankFiles", "first_line", "part_number", "plain_file", "rank_files", "reading"]
+__all__ = ["RankFiles", "first_line", "load_manifest", "part_number", "plain_file", "rank_files", "reading"]
 
 _PART = re.compile(r"(calls|values)-(\d{5,9})\.(arrows|parquet)")
 _SHARD = re.compile(r"tensors-(\d{5,9})\.safetensors(\.part)?")
@@ -73,6 +74,19 @@ def plain_file(path: Path) -> Path:
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RecordingError(f"{path} is not a plain file, so it is not read")
     return path
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a `recording.json`.
+
+    Raises:
+        RecordingError: it is damaged, or no plain file of a size that a manifest has.
+    """
+    with reading(path):
+        size = plain_file(path).stat().st_size
+        if size > MAX_BYTES:
+            raise RecordingError(f"{path} is {size} bytes long, which no recording of ours is")
+        return Manifest.from_json(path.read_bytes(), where=str(path))
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ import msgspec
 from tenterhook.errors import RecordingError
 from tenterhook.recording.schema import FORMAT_VERSION
 
-__all__ = ["MANIFEST_NAME", "Cost", "Git", "Manifest", "Model"]
+__all__ = ["MANIFEST_NAME", "MAX_BYTES", "Cost", "Git", "Manifest", "Model"]
 
 MANIFEST_NAME = "recording.json"
 
-_MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
+MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
 
 
 class Git(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -154,7 +154,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         Raises:
             RecordingError: it is not JSON, not a manifest, or of a newer major version.
         """
-        if len(data) > _MAX_BYTES:
+        if len(data) > MAX_BYTES:
             raise RecordingError(
                 f"{where} is {len(data)} bytes long, which no recording of ours is; it is not a recording"
             )

@@ -72,8 +72,8 @@ def first_in_files(files: Mapping[Path, int]) -> Found | None:
         return None
     with reading(first.path), pq.ParquetFile(str(first.path)) as file:
         row = file.read_row_group(first.group, columns=VALUES.names, use_threads=False).slice(first.at, 1)
+        row.validate(full=True)  # before its dictionaries are followed
         row = row.cast(VALUES).take(pa.array([0]))
-        row.validate(full=True)
     return Found(*first[:3], row)
 
 

@@ -13,7 +13,10 @@ from tenterhook.errors import RecordingError
 from tenterhook.recording.files import first_line, plain_file, reading
 from tenterhook.recording.source import WRITTEN, Filters
 
-__all__ = ["check_ends", "parquet_rows", "read_part", "small_table", "stream_rows"]
+__all__ = ["MAX_ROWS", "check_ends", "parquet_rows", "read_part", "small_table", "stream_rows"]
+
+MAX_ROWS = 1 << 24
+"""Rows that a part may have; ours have less than a million."""
 
 
 def read_part(path: Path, name: str) -> pa.Table:
@@ -53,7 +56,12 @@ def parquet_rows(path: Path, name: str, columns: list[str] | None, filters: Filt
     schema = WRITTEN[name]
     with reading(path):
         source = ds.dataset(str(path), schema=schema, format="parquet")
-        present = set(next(iter(source.get_fragments())).physical_schema.names)
+        part = next(iter(source.get_fragments()))
+        if part.metadata.num_rows > MAX_ROWS:
+            raise RecordingError(
+                f"{path} is damaged: it declares {part.metadata.num_rows} rows, which no part of ours has"
+            )
+        present = set(part.physical_schema.names)
         if missing := [column for column in schema.names if column not in present]:
             raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
         needed = None if columns is None else list(dict.fromkeys([*columns, *(filters or {})]))
@@ -65,7 +73,7 @@ def parquet_rows(path: Path, name: str, columns: list[str] | None, filters: Filt
         for column in table.column_names:
             if not schema.field(column).nullable and table[column].null_count:
                 raise RecordingError(f"{path} is damaged: its column {column} has rows without a value")
-            _check_text(table[column])
+            _check(table[column])
         return table if columns is None else table.select(columns)
 
 
@@ -81,14 +89,12 @@ def small_table(path: Path, schema: pa.Schema) -> pa.Table:
         return table
 
 
-def _check_text(column: pa.ChunkedArray) -> None:
-    """Refuse text that is none: Parquet's reader hands damaged bytes on as they are."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
+def _check(column: pa.ChunkedArray) -> None:
+    """Refuse text that is none and words that are in no dictionary: Parquet's reader hands damaged bytes on as they are."""
+    column.validate(full=True)
+    if pa.types.is_dictionary(column.type):
         for chunk in column.chunks:
             chunk.dictionary.validate(full=True)
-    elif pa.types.is_string(kind) or pa.types.is_list(kind):
-        column.validate(full=True)
 
 
 def stream_rows(path: Path, name: str, notes: dict[str, str] | None = None) -> pa.Table:

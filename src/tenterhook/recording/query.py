@@ -59,9 +59,13 @@ def run(connection: DuckDBPyConnection, sql: str) -> pa.Table:
                 "a query is one SELECT over the tables calls, values, modules and merged; a recording is never written to"
             )
         relation = connection.sql(sql)
-        return relation.to_arrow_table() if relation is not None else pa.table({})
+        answer = relation.to_arrow_table() if relation is not None else pa.table({})
+        answer.validate(full=True)  # it hands damaged text on as it finds it
+        return answer
     except duckdb.Error as error:
         raise RecordingError(f"the query failed: {error}") from error
+    except pa.ArrowInvalid as error:
+        raise RecordingError(f"the query met a damaged file: {first_line(error)}") from error
 
 
 _MERGED = """

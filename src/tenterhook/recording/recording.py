@@ -231,25 +231,30 @@ class Recording:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Recording:
         """Write the recording to a directory, tensors included; gives this recording.
 
+        What it lacks, its copy lacks, and says so: one that was killed, or is still going on, is saved as it stands, with
+        the reason in `partial`.
+
         Raises:
             TargetError: the directory exists, or cannot be written.
             RecordingError: it could not be written whole.
         """
-        self._source.version  # noqa: B018 - whoever writes hands over what it still holds
-        copy = Manifest.from_json(self.manifest.to_json())
         ranks = self.ranks
         if len(ranks) > 1:
             raise RecordingError(
                 f"this recording has {len(ranks)} ranks and is on disk already; copy its directory {self.path}"
             )
+        self._source.version  # noqa: B018 - whoever writes hands over what it still holds
+        calls, values = (self._source.table(name).drop_columns(["rank"]) for name in ("calls", "values"))
+        named = dict.fromkeys(values["tensor"].drop_null().to_pylist())
+        keys = [key for key in named if self._source.has_tensor(key, ranks[0])]
+        copy = self._copied_manifest(lost=0 if self.path is None else len(named) - len(keys))
         sink = DiskSink(Path(path), copy, rank=copy.rank, overwrite=overwrite)
-        for batch in self._source.table("calls").drop_columns(["rank"]).to_batches():
+        for batch in calls.to_batches():
             sink.write_calls(batch)
-        values = self._source.table("values").drop_columns(["rank"])
-        stale = [key for key in values["tensor"].drop_null().to_pylist() if not self._source.has_tensor(key, ranks[0])]
-        if stale and self.path is None:
+        stale = sorted(named.keys() - set(keys)) if self.path is None else []
+        if stale:
             values = _without(values, stale)
-        for key in dict.fromkeys(values["tensor"].drop_null().to_pylist()):
+        for key in keys:
             sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
         for batch in values.to_batches():
             sink.write_values(batch)
@@ -257,6 +262,19 @@ class Recording:
         if sink.failure:
             raise RecordingError(f"{path} was not written whole: {sink.failure}")
         return self
+
+    def _copied_manifest(self, *, lost: int) -> Manifest:
+        copy = Manifest.from_json(self.manifest.to_json())
+        copy.rank = self.ranks[0]
+        reasons = [copy.partial, *self.notes]
+        if not copy.complete:
+            state = "while it was being recorded" if self.path is None else "though it was never closed"
+            reasons.append(f"saved {state}, with {len(self.steps)} steps so far")
+            copy.steps = copy.steps or len(self.steps)
+        if lost and copy.tensors_stopped is None:
+            reasons.append(f"{lost} tensors that rows name had not been stored")
+        copy.partial = "; ".join(filter(None, reasons)) or None
+        return copy
 
     def __repr__(self) -> str:
         manifest = self.manifest

@@ -16,7 +16,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
-from tenterhook.recording.files import RankFiles, part_number, rank_files, reading
+from tenterhook.recording.files import RankFiles, load_manifest, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.parts import parquet_rows, read_part
 from tenterhook.recording.rows import parquet_options
@@ -77,7 +77,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
     with _alone(folder, target):
         own = folder / MANIFEST_NAME
         with reading(target):
-            old = Manifest.from_json((own if own.exists() else target / MANIFEST_NAME).read_bytes(), where=str(target))
+            old = load_manifest(own if own.exists() else target / MANIFEST_NAME)
         _refuse_another_question(target, old, manifest)
         whole = old.complete and old.error is None
         manifest.started = old.started
@@ -88,6 +88,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
         step = old.steps if whole else max(0, min(reached))
         manifest.resumed = [*old.resumed, step]
+        manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
         for name in ("modules.parquet", INDEX_NAME):

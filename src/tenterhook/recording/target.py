@@ -21,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from tenterhook.errors import TargetError
+from tenterhook.errors import RecordingError, TargetError
+from tenterhook.recording.files import load_manifest, plain_file
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 
 __all__ = [
@@ -43,9 +44,12 @@ RESERVE_NAME = ".reserve"
 RANK_FOLDER = re.compile(r"rank-(\d{5,9})")
 _OURS = re.compile(
     r"(calls|values|tensors)-\d{5,9}\.(arrows|parquet|safetensors|safetensors\.part|jsonl)(\.tmp)?"
-    r"|(modules|tensors)\.parquet(\.tmp)?|recording\.json(\.tmp)?|claim\.json|\.reserve"
+    r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve"
 )
 _RESERVE = 128 << 10
+_MAX_CLAIM = 64 << 10
+_QUIET = 10  # seconds without a change after which a writer on another machine counts as gone
+_NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of file systems that cannot be told to
 
 
 class Claim(msgspec.Struct):
@@ -145,7 +149,11 @@ def publish(path: Path, data: bytes) -> None:
     with draft.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
     draft.replace(path)
 
 
@@ -182,7 +190,7 @@ def _worlds(target: Path) -> set[int]:
     found = set()
     for file in [target / MANIFEST_NAME, *target.glob(f"rank-*/{MANIFEST_NAME}")]:
         with contextlib.suppress(OSError):  # being made or gone: the folder's exclusive creation decides
-            found.add(Manifest.from_json(file.read_bytes(), where=str(file)).world)
+            found.add(load_manifest(file).world)
     return found
 
 
@@ -194,33 +202,62 @@ def _is_recording(target: Path) -> bool:
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:
-    writer = _writer(folder)
-    if writer is not None:
-        raise TargetError(f"{target} is being written by process {writer}; choose another name, or wait for it to end")
+    owner = _claimed_by(folder)
+    if owner is None:
+        return
+    if owner.host == socket.gethostname():
+        if _alive(owner.pid):
+            raise TargetError(
+                f"{target} is being written by process {owner.pid}; choose another name, or wait for it to end"
+            )
+    elif (quiet := _quiet_seconds(folder)) < _QUIET:
+        raise TargetError(
+            f"{target} is being written by process {owner.pid} on {owner.host:.80}: its files changed {quiet:.0f} seconds ago; "
+            f"choose another name, or wait until they have rested for {_QUIET} seconds"
+        )
 
 
-def _writer(folder: Path) -> int | None:
-    """Give the process on this machine that writes into a rank's folder now; None where nobody does, or nobody can tell."""
+def _claimed_by(folder: Path) -> Claim | None:
+    """Give who has signed for a rank's folder; None where it is closed, or its writer died before it could sign."""
+    claimed = folder / CLAIM_NAME
     try:
-        owner = msgspec.json.decode((folder / CLAIM_NAME).read_bytes(), type=Claim)
-    except (OSError, msgspec.MsgspecError):
-        return None  # closed, or its writer died before it could sign
-    return owner.pid if owner.host == socket.gethostname() and _alive(owner.pid) else None
+        if plain_file(claimed).stat().st_size > _MAX_CLAIM:
+            return None
+        return msgspec.json.decode(claimed.read_bytes(), type=Claim)
+    except (OSError, RecordingError, msgspec.MsgspecError, RecursionError):
+        return None  # or what stands there is nothing of ours
 
 
 def writers(target: Path) -> list[int]:
     """List the processes on this machine that write a recording now; those on others cannot be seen from here."""
-    found = (_writer(folder) for folder in sorted(target.glob("rank-*")))
-    return [pid for pid in found if pid is not None]
+    owners = (_claimed_by(folder) for folder in sorted(target.glob("rank-*")))
+    return [one.pid for one in owners if one is not None and one.host == socket.gethostname() and _alive(one.pid)]
+
+
+def _quiet_seconds(folder: Path) -> float:
+    """Say how long nothing was written to a folder, by the clock of its file system."""
+    probe = folder / f"{CLAIM_NAME}.tmp"
+    try:
+        probe.write_bytes(b"")
+        now = probe.stat().st_mtime
+        probe.unlink()
+        with os.scandir(folder) as entries:
+            return now - max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=now - _QUIET)
+    except OSError as error:
+        raise TargetError(f"{folder.parent} cannot be written: {_words(error)}") from error
 
 
 def _alive(pid: int) -> bool:
+    if pid <= 0:  # a group of processes, for kill
+        return False
     if os.name == "nt":  # os.kill(pid, 0) ends a process there
         return pid == os.getpid()
     try:
         os.kill(pid, 0)
     except OSError as error:
         return error.errno == errno.EPERM
+    except OverflowError:
+        return False  # no system has such a process
     return True
 
 

@@ -35,6 +35,7 @@ _log = logging.getLogger("tenterhook")
 
 QUEUE_LIMIT = 256 << 20
 _BATCH_BYTES = 8 << 20
+_WAIT_TOLD = 1.0  # seconds of waiting for the disk, in all, after which the user is told
 
 
 class _Item(msgspec.Struct):
@@ -53,7 +54,8 @@ class DiskSink:
     """Writes a recording to `NAME.thk/`.
 
     Rows and tensors go through a bounded queue to a thread that writes them at least each `flush_interval` seconds; a
-    process that is killed loses no more than that. A slow disk slows the run. A full disk, or any other error while
+    process that is killed loses no more than that. A slow disk slows the run, which is told once (a warning of the logger
+    `tenterhook`) and in `cost.blocked_seconds`. A full disk, or any other error while
     writing, stops the recording and not the run: `failure` says why, the manifest is marked partial, later rows are
     counted as lost. A forked child writes nothing.
 
@@ -95,6 +97,7 @@ class DiskSink:
         self._accepted = 0
         self._tensors_stopped: str | None = None
         self._closed = False
+        self._slow_told = False
         self.resumed: Resumed | None = None
         folder = rank_folder(self.path, rank)
         if resume and folder.is_dir():
@@ -173,9 +176,10 @@ class DiskSink:
         self._closed = True
         self._finalizer.detach()
         self._worker.finish(modules)
-        manifest.tensors_stopped = self._tensors_stopped
-        manifest.cost.blocked_seconds = self._worker.queue.waited
-        manifest.lost_rows = self.lost_rows
+        # Added to what the manifest has: that of a copy, or of a recording that is gone on with, tells of earlier losses.
+        manifest.tensors_stopped = self._tensors_stopped or manifest.tensors_stopped
+        manifest.cost.blocked_seconds += self._worker.queue.waited
+        manifest.lost_rows += self.lost_rows
         if self.failure:
             manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
         manifest.complete = True
@@ -206,6 +210,11 @@ class DiskSink:
         if self._foreign():
             return False
         if not self._closed and self._worker.queue.put(item, item.size):
+            if self.blocked_seconds > _WAIT_TOLD and not self._slow_told:
+                self._slow_told = True
+                _log.warning(
+                    "%s: the disk is slower than the run, which waits for it; record less, or elsewhere", self.path
+                )
             return True
         self._worker.lost += item.rows
         return False

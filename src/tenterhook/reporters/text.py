@@ -151,7 +151,7 @@ def _print_verdict(console: Console, page: Page) -> None:
     rows.append(("run", _run(manifest)))
     if len(seen.models) > 1:
         rows.append(("models", ", ".join(seen.models)))
-    rows.append(("cover", _cover(page.coverage)))
+    rows.append(("cover", _cover(page)))
     if seen.crowded is not None and seen.crowded[0] >= MANY:
         rows.append(("steps", crowded(*seen.crowded)))
     rows += [("told", sentence) for sentence in manifest.told]
@@ -177,9 +177,10 @@ def _cost(manifest: Manifest) -> str:
     return f"{share(ours / max(wall - ours, 1e-9))} in our hooks"
 
 
-def _cover(coverage: Coverage) -> str:
+def _cover(page: Page) -> str:
+    coverage = page.coverage
     if not coverage.modules:
-        return str(coverage)
+        return "what was not seen is told when the run has ended" if page.running else str(coverage)
     return covered(len(coverage.fired), len(coverage.selected), coverage.missing)
 
 
