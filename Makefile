@@ -75,7 +75,7 @@ test-oldest:
 		PYTEST_ARGS="tests/semantics tests/properties tests/test_single_hooks.py tests/test_hook_point.py $(PYTEST_ARGS)"
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so
+	rm -rf $(VENV) $(OLDEST_VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so src/tenterhook/native/*.so
 
 # The environments. torch goes in first and alone, so that nothing else draws in another build of it.
 $(VENV)/created:

@@ -1,4 +1,4 @@
-"""Builds the optional native statistics kernel; everything else is in pyproject.toml."""
+"""Builds the optional native parts, the statistics kernel and the path of plain calls; everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ setup(
             extra_compile_args=["-O3", "-std=c11", "-fno-math-errno", *threads],
             extra_link_args=threads,
             optional=True,  # without a compiler the NumPy twin does the same work
-        )
+        ),
+        Extension(
+            "tenterhook.native._calls",
+            sources=["src/tenterhook/native/_calls.c"],
+            depends=[*sorted(map(str, Path("src/tenterhook/native").glob("*.h"))), "src/tenterhook/stats/_kernel_api.h"],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            py_limited_api=True,
+            extra_compile_args=["-O3", "-std=c11"],
+            optional=True,  # without a compiler the Python code does the same work
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -190,7 +190,7 @@ def _on_live_models() -> Iterator[str]:
                 for hook in hooks.values():
                     if _is_ours(hook):
                         yield f"{type(model).__name__}.{name}: {_name(hook)}"
-        for name in ("forward", "construct", "__call__"):
+        for name in ("forward", "construct", "__call__", "_compiled_call_impl"):
             if _is_ours(attributes.get(name)):
                 yield f"{type(model).__name__}.__dict__[{name!r}]: {_name(attributes[name])}"
 

@@ -38,7 +38,9 @@ def metric(output: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4])
-def test_values_are_those_of_patches_made_by_hand(runs: tuple[Mixer, torch.Tensor, torch.Tensor], batch: int) -> None:
+def test_values_are_those_of_patches_made_by_hand(
+    runs: tuple[Mixer, torch.Tensor, torch.Tensor], batch: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     model, clean_x, x = runs
     with th.record(model, tensors=True) as clean:
         model(clean_x)
@@ -53,6 +55,7 @@ def test_values_are_those_of_patches_made_by_hand(runs: tuple[Mixer, torch.Tenso
         assert sweep.clean == metric(model(clean_x)).item() and sweep.corrupt == metric(model(x)).item()
     assert np.allclose(sweep.restored[1], [0, 0, 1, 0], atol=1e-6)
     assert sweep.table().num_rows == 8
+    assert capfd.readouterr() == ("", "")  # a progress bar is for terminals
     assert str(sweep).splitlines()[2] == "b    █   100% at 2"
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -45,7 +45,7 @@ class OutermostPasses:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._running: dict[int, OutermostPass] = {}
+        self.running: dict[int, OutermostPass] = {}
 
     def current(self) -> OutermostPass | None:
         """Return that of this thread, None where the framework does not tell when it ends.
@@ -53,20 +53,20 @@ class OutermostPasses:
         To be asked for in a backward pass, first before any other begins inside of it.
         """
         thread = threading.get_ident()
-        running = self._running.get(thread)
+        running = self.running.get(thread)
         if running is None and self._backend.at_backward_end(partial(self._end, thread)):
-            running = self._running[thread] = OutermostPass()
+            running = self.running[thread] = OutermostPass()
         return running
 
     def forward_begins(self, thread: int) -> None:
         """A forward call outside of backward passes: one that is still open has failed."""
-        if self._running and not self._backend.in_backward():
-            failed = self._running.pop(thread, None)
+        if self.running and not self._backend.in_backward():
+            failed = self.running.pop(thread, None)
             if failed is not None:
                 failed.at_end.clear()  # what waits there refers to the pass
 
     def _end(self, thread: int) -> None:
-        ended = self._running.pop(thread, None)
+        ended = self.running.pop(thread, None)
         if ended is not None:
             callbacks, ended.at_end = ended.at_end, []
             for callback in callbacks:

@@ -3,101 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from tenterhook.aliasing import InputAliases
 from tenterhook.backends import Detachable, Region, Suspendable
+from tenterhook.native import NATIVE
 from tenterhook.recording.blocks import Site
 from tenterhook.selection import Entry
 from tenterhook.values import ParameterNames
 
-__all__ = ["MOST_REPEATED", "LiveCall", "Watched"]
+__all__ = ["MOST_REPEATED", "LiveCall", "Place", "Watched"]
 
 MOST_REPEATED = 64
 """Calls of a module within which a checkpointing that is not the framework's is recognised."""
-
-
-class Watched:
-    """One module of one model under observation, with what the session knows of it."""
-
-    __slots__ = (
-        "aliases",
-        "attachment",
-        "call_count",
-        "closed",
-        "due",
-        "entry_parameters",
-        "every",
-        "gradient_count",
-        "input_names",
-        "is_root",
-        "keep",
-        "lost",
-        "model",
-        "no_gradient",
-        "numbers",
-        "path",
-        "raw_path",
-        "recomputed",
-        "ref",
-        "resting",
-        "sites",
-        "step",
-        "step_calls",
-        "type",
-        "ungraded",
-        "wanted",
-    )
-
-    def __init__(self, model: str, entry: Entry, *, wanted: bool, keep: bool = False) -> None:
-        self.model = model
-        self.path = entry.path
-        self.raw_path = entry.raw_path
-        self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
-        self.aliases = entry.aliases
-        self.is_root = entry.path == ""
-        self.ref: Callable[[], Any] = weakref.ref(entry.module)
-        self.wanted = wanted  # selected for recording; a root is followed also where it is not
-        self.keep = keep  # its tensors are kept, too
-        self.every = 1  # of the steps that are recorded, those whose number it divides
-        self.due = True  # recorded on this step
-        self.input_names: ParameterNames | None = None
-        self.attachment: Detachable | None = None
-        self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
-        self.closed = False  # gets no hooks: they would change what runs
-        self.lost = False  # somebody else took our hooks off
-        self.ungraded: dict[str, str] = {}  # parameters whose gradient has not come -> why, where it was asked for
-        self.entry_parameters = 0
-        self.call_count = 0
-        self.gradient_count = 0
-        self.no_gradient: Counter[str] = Counter()
-        self.step = -1
-        self.numbers: dict[int, tuple[int, int]] = {}  # thread -> step, calls so far in it
-        self.step_calls: deque[LiveCall] = deque(maxlen=MOST_REPEATED)
-        self.recomputed = 0
-        self.sites: dict[tuple[str, str], Site] = {}
-
-    def site(self, kind: str = "", slot: str = "") -> Site:
-        """Return what all rows of a kind and slot of this module have in common; of its calls without arguments."""
-        site = self.sites.get((kind, slot))
-        if site is None or site.model != self.model:  # a model gets its name after it was met
-            site = self.sites[kind, slot] = Site(self.model, self.path, self.type, kind, slot)
-        return site
-
-    def succeed(self, old: Watched) -> None:
-        """Go on where a module of the same place and make has left off."""
-        self.call_count, self.gradient_count = old.call_count, old.gradient_count
-        self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
-        self.sites = old.sites
-        self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
-        old.step_calls = deque()  # its calls refer to it: what is gone must not be kept by a cycle
-
-    @property
-    def name(self) -> str:
-        """The path, with a word for the root."""
-        return self.path or "(root)"
 
 
 class LiveCall:
@@ -163,3 +85,135 @@ class LiveCall:
         Checkpointing without reentry never differentiates what it recomputed, with reentry it differentiates only that.
         """
         return self.phase != "recompute" or (self.forward is not None and not self.forward.pending)
+
+    def expect(self, kind: str, slot: str, token: int = -1) -> int:
+        """A gradient is waited for, or has come in a backward pass; returns how many are known."""
+        self.pending[kind, slot] = token
+        return len(self.pending)
+
+
+class Place:
+    """What is counted of a watched module. What the native path has a type of its own for."""
+
+    __slots__ = (
+        "call_count",
+        "due",
+        "gradient_count",
+        "keep",
+        "model",
+        "no_gradient",
+        "numbers",
+        "recomputed",
+        "step",
+        "step_calls",
+        "wanted",
+    )
+
+    model: str
+    keep: bool
+    wanted: bool
+    no_gradient: Counter[str]
+    numbers: dict[int, tuple[int, int]]
+    step_calls: list[LiveCall]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Begin to count."""
+        made = super().__new__(cls)
+        made.call_count = made.gradient_count = made.recomputed = 0
+        made.step = -1
+        made.numbers = {}  # thread -> step, calls so far in it
+        made.step_calls = []
+        made.due = True  # recorded on this step
+        return made
+
+    def next_number(self, thread: int, step: int) -> int:
+        """Return the number of a thread's next call in a step."""
+        numbers = self.numbers
+        last = numbers.get(thread)
+        if last is None or last[0] != step:
+            if len(numbers) > 1:
+                for one in [one for one, (other, _) in numbers.items() if other < step]:
+                    del numbers[one]  # threads come and go
+            last = step, 0
+        numbers[thread] = step, last[1] + 1
+        return last[1]
+
+    def begin_call(self, call: LiveCall) -> None:
+        """Number a call, and count it."""
+        if self.step != call.step:
+            self.step = call.step
+            self.step_calls = []
+            self.recomputed = 0
+        call.number = self.next_number(call.thread, call.step)
+        self.call_count += 1
+        if not call.regions:
+            self.step_calls.append(call)
+            if len(self.step_calls) > MOST_REPEATED:
+                del self.step_calls[0]
+
+
+if NATIVE is not None and not TYPE_CHECKING:
+    LiveCall, Place = NATIVE.LiveCall, NATIVE.Place
+
+
+class Watched(Place):
+    """One module of one model under observation, with what the session knows of it."""
+
+    __slots__ = (
+        "aliases",
+        "attachment",
+        "closed",
+        "entry_parameters",
+        "every",
+        "input_names",
+        "is_root",
+        "lost",
+        "path",
+        "raw_path",
+        "ref",
+        "resting",
+        "sites",
+        "type",
+        "ungraded",
+    )
+
+    def __init__(self, model: str, entry: Entry, *, wanted: bool, keep: bool = False) -> None:
+        self.model = model
+        self.path = entry.path
+        self.raw_path = entry.raw_path
+        self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
+        self.aliases = entry.aliases
+        self.is_root = entry.path == ""
+        self.ref: Callable[[], Any] = weakref.ref(entry.module)
+        self.wanted = wanted  # selected for recording; a root is followed also where it is not
+        self.keep = keep  # its tensors are kept, too
+        self.every = 1  # of the steps that are recorded, those whose number it divides
+        self.input_names: ParameterNames | None = None
+        self.attachment: Detachable | None = None
+        self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
+        self.closed = False  # gets no hooks: they would change what runs
+        self.lost = False  # somebody else took our hooks off
+        self.ungraded: dict[str, str] = {}  # parameters whose gradient has not come -> why, where it was asked for
+        self.entry_parameters = 0
+        self.no_gradient = Counter()
+        self.sites: dict[tuple[str, str], Site] = {}
+
+    def site(self, kind: str = "", slot: str = "") -> Site:
+        """Return what all rows of a kind and slot of this module have in common; of its calls without arguments."""
+        site = self.sites.get((kind, slot))
+        if site is None or site.model != self.model:  # a model gets its name after it was met
+            site = self.sites[kind, slot] = Site(self.model, self.path, self.type, kind, slot)
+        return site
+
+    def succeed(self, old: Watched) -> None:
+        """Go on where a module of the same place and make has left off."""
+        self.call_count, self.gradient_count = old.call_count, old.gradient_count
+        self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
+        self.sites = old.sites
+        self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls
+        old.step_calls = []  # its calls refer to it: what is gone must not be kept by a cycle
+
+    @property
+    def name(self) -> str:
+        """The path, with a word for the root."""
+        return self.path or "(root)"

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import explanation
-from tenterhook.backends import Backend, Suspendable
+from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
+from tenterhook.native import new_engine
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
@@ -48,16 +49,55 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
-        self.closed = False
-        self.hook_ns = 0
+        self._closed = False
+        self._hook_ns = 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
         self.rows = RowCapture(backend, sink, options, self.tracker, listener)
         self._gradients = GradientCapture(backend, self.tracker, self.rows, self._gradient, self.guarded)
         self._types = backend.tensor_types
+        self._engine = new_engine(backend.native_parts()) if isinstance(backend, NativeBackend) else None
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
+
+        if self._engine is not None:
+            self._go_native(self._engine)
+
+    def _go_native(self, engine: Any) -> None:
+        engine.plain = self._listener is None and not self._wants_grad_input and self.options.scaler is None
+        engine.wants_input, engine.wants_output = self._wants_input, self._wants_output
+        engine.wants_grad_output = self._wants_grad_output
+        engine.before, engine.values_of, engine.fault = self._inputs, self._values_of, self._fault
+        self.tracker.use(engine, self._put_back)
+        self.rows.use(engine)
+        self._gradients.use(engine)
+
+    def _put_back(self) -> None:
+        """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""
+        for watched in self.watched:
+            if (
+                watched.attachment is not None
+                and not watched.attachment.live
+                and isinstance(watched.attachment, Yielding)
+            ):
+                watched.attachment.give_way()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is recorded any more."""
+        return self._closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        self._closed = value
+        if self._engine is not None:
+            self._engine.closed = value
+
+    @property
+    def hook_ns(self) -> int:
+        """Nanoseconds spent in hooks, some of which are timed for all."""
+        return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
     def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
         self.rows.send()
@@ -71,6 +111,8 @@ class Capture:
     @active.setter
     def active(self, value: bool) -> None:
         self.tracker.follows_calls = value
+        if self._engine is not None:
+            self._engine.follows = value
 
     @property
     def rows_recorded(self) -> int:
@@ -90,7 +132,12 @@ class Capture:
         if watched.input_names is None and watched.wanted:
             watched.input_names = ParameterNames.of(self.backend.forward_function(module))
         handlers = partial(self._enter, watched), partial(self._leave, watched), partial(self._raised, watched)
-        watched.attachment = self.backend.attach(module, *(handlers if self.around is None else self.around(*handlers)))
+        if self.around is not None:
+            watched.attachment = self.backend.attach(module, *self.around(*handlers))
+        elif self._engine is not None and isinstance(self.backend, NativeBackend):
+            watched.attachment = self.backend.attach_native(module, *handlers, native=(self._engine, watched))
+        else:
+            watched.attachment = self.backend.attach(module, *handlers)
 
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
@@ -138,6 +185,9 @@ class Capture:
         """Run a handler of ours; a fault of ours must not end somebody's training."""
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                return self.guarded(handler, *arguments)
         start = time.perf_counter_ns()
         try:
             return handler(*arguments)
@@ -145,7 +195,7 @@ class Capture:
             self._fault(error)
             return None
         finally:
-            self.hook_ns += time.perf_counter_ns() - start
+            self._hook_ns += time.perf_counter_ns() - start
 
     def _fault(self, error: Exception) -> None:
         """Stop the recording for a fault in a handler; raises it where that is wanted."""
@@ -157,6 +207,10 @@ class Capture:
     def _enter(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.closed:
             return None
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._enter(watched, module, args, kwargs)
+            return None  # an alias of an input would not be in the graph
         try:
             call = self.tracker.begin(watched)
             if self.tracker.stale:
@@ -169,7 +223,7 @@ class Capture:
                     watched
                 )  # the step that begins with this call is not recorded: its hooks have just come off
             if not call.seq % _SAMPLED:
-                self.hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
+                self._hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed
         except Exception as error:
             self._fault(error)
@@ -177,6 +231,10 @@ class Capture:
 
     def _leave(self, watched: Watched, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.closed:
+            return
+        if (untraced := self.backend.untraced()) is not None:
+            with untraced:
+                self._leave(watched, module, args, kwargs, output)
             return
         try:
             call = self.tracker.end(watched)
@@ -187,7 +245,7 @@ class Capture:
             now = self.tracker.now_ns()
             self._after(call, now, module, output)
             if not call.seq % _SAMPLED:
-                self.hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
+                self._hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
         except Exception as error:
             self._fault(error)
 
@@ -198,7 +256,7 @@ class Capture:
             now = self.tracker.now_ns()
             seq = self._gradients.came(call, now, kind, slot, note, gradient)
             if not seq % _SAMPLED:
-                self.hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
+                self._hook_ns += (self.tracker.now_ns() - now) * _SAMPLED
         except Exception as error:
             self._fault(error)
 
@@ -219,8 +277,7 @@ class Capture:
         if self._listener is not None:
             self._listener("start", call, "", "", None)
         if self._wants_input and call.recorded:
-            for slot, tensor in argument_leaves(bind_arguments(call.watched.input_names, args, kwargs), self._types):
-                self.rows.value(call, "input", slot, tensor)
+            self._inputs(call, module, args, kwargs)
         return self._gradients.alias_inputs(call, module, args, kwargs) if alias and self._wants_grad_input else None
 
     def _after(self, call: LiveCall, now: int, module: Any, output: Any) -> None:
@@ -229,10 +286,17 @@ class Capture:
         if call.aliases is not None:
             aliases, call.aliases = call.aliases, None
             aliases.settle(f"{call.watched.type} at '{call.watched.name}'")
-        if not (self._wants_output or self._wants_grad_output):
-            return
+        if self._wants_output or self._wants_grad_output:
+            self._values_of(call, module, output, self._wants_output and call.recorded)
+
+    def _inputs(self, call: LiveCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for slot, tensor in argument_leaves(bind_arguments(call.watched.input_names, args, kwargs), self._types):
+            self.rows.value(call, "input", slot, tensor)
+
+    def _values_of(self, call: LiveCall, module: Any, output: Any, values: bool) -> None:
+        """Record what a call has given, where that is not done yet, and wait for its gradients."""
         for slot, tensor in leaves(output, self._types):
-            if self._wants_output and call.recorded:
+            if values:
                 self.rows.value(call, "output", slot, tensor)
             if self._wants_grad_output and call.expects_gradient:
                 self._gradients.tap(call, "grad_output", slot, tensor, module)
@@ -282,8 +346,7 @@ class Capture:
         self._never_ended(self.tracker.abandon(), text)
 
     def _record_stale(self) -> None:
-        stale, self.tracker.stale = self.tracker.stale, []
-        self._never_ended(stale, "did not end")
+        self._never_ended(self.tracker.take_stale(), "did not end")
 
     def _never_ended(self, calls: Iterable[LiveCall], text: str) -> None:
         for call in calls:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from typing_extensions import TypedDict
 
+from tenterhook._slots import split_slot
 from tenterhook.address import Address
 from tenterhook.backends import Backend
 from tenterhook.edit_values import EditValue
@@ -70,7 +71,10 @@ class Rule:
 
         Raises:
             HookError: a number that none can be, or something unknown in ``allow``.
+            SelectionError: the slot is malformed.
         """
+        if slot not in (None, EVERY):
+            split_slot(slot.removeprefix("."))
         return cls(kind, value, slot, _chosen(call, "call"), _chosen(step, "step"), allowed(allow))
 
     def matches(self, call: int | None, step: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from tenterhook.backends import Backend
 from tenterhook.edit_rules import EVERY, Rule
 from tenterhook.edit_values import EditValue
-from tenterhook.errors import EditError
+from tenterhook.errors import EditError, SelectionError
 from tenterhook.values import argument_leaves, get_slot, leaves
 
 __all__ = ["EditedParts"]
@@ -43,7 +43,7 @@ class EditedParts:
         if slot == EVERY:
             return every
         if slot is not None:
-            return [(slot, get_slot(output, slot))]
+            return [(slot, self._at(output, slot))]
         return [self._only(every)]
 
     def of_input(self, bound: dict[str, Any]) -> Parts:
@@ -91,8 +91,14 @@ class EditedParts:
         slot = slot.removeprefix(".")
         for name in sorted(bound, key=len, reverse=True):
             if slot == name or (slot.startswith(name) and slot[len(name)] in ".["):
-                return get_slot(bound[name], slot[len(name) :])
+                return self._at(bound[name], slot[len(name) :])
         raise EditError(f"{self._where}: no argument {slot!r} in this call\n  it has {', '.join(bound) or 'none'}")
+
+    def _at(self, value: Any, slot: str) -> Any:
+        try:
+            return get_slot(value, slot)
+        except SelectionError as error:
+            raise EditError(f"{self._where}: {error}") from None
 
     def _only(self, parts: Parts) -> tuple[str, Any]:
         backend = self._backend

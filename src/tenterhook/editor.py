@@ -132,6 +132,9 @@ class Editor:
 
     def _on_modules(self, kind: str, select: Selection, value: Any, where: Where) -> EditHandle:
         self._check_open()
+        unknown = sorted(where.keys() - Where.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"{kind}() has no keyword {unknown[0]!r}; there are {', '.join(Where.__annotations__)}")
         self._model.get("edits")
         names = [one.name for one in self._model.parameters()]
         chosen = resolve(select, self._model.entries(), require_callable=True, parameters=names)

@@ -21,6 +21,10 @@ __all__ = ["GradientCapture"]
 _IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
 
 
+def _nothing(*arguments: object) -> None:
+    pass
+
+
 class GradientCapture:
     """Taps gradients and records them as they come.
 
@@ -49,7 +53,13 @@ class GradientCapture:
         self._turn = 0  # backward passes so far
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, RunningPass[LiveCall]] = weakref.WeakValueDictionary()
+        self._engine: Any = None
         self._untold: RunningPass[LiveCall] | None = None  # the newest, where the framework tells no end of a pass
+
+    def use(self, engine: Any) -> None:
+        """Have the native path take plain gradients."""
+        self._engine = engine
+        engine.owner, engine.came, engine.outer_passes = self, self._arrived, self._outer_passes
 
     def tap(
         self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
@@ -64,7 +74,7 @@ class GradientCapture:
         if isinstance(tap, str):
             watched.no_gradient[tap] += 1
             return None
-        call.pending[kind, slot] = -1  # the backward pass that brought it last
+        call.expect(kind, slot)
         if is_leaf:
             self._leaf_taps.keep(tensor, place, tap, self._turn)
         return tap
@@ -96,9 +106,7 @@ class GradientCapture:
         if target.token != token:
             self._begin_backward(target, token, now)
         target.watched.gradient_count += 1
-        pending = call.pending
-        pending[kind, slot] = token
-        if len(pending) > 1:
+        if call.expect(kind, slot, token) > 1:
             self._passes[token].calls.append(call)
         return self._rows.value(target, kind, slot, gradient, backward=True, note=note)
 
@@ -111,6 +119,8 @@ class GradientCapture:
             self._turn += 1
             if not self._backend.at_backward_end(partial(self._guarded, self._end_backward, token, running)):
                 self._untold = running
+        if self._engine is not None:
+            self._engine.pass_token = token  # the rest of its plain gradients are native
         passes = [token]
         while passes[-1] in self._outer_passes:
             passes.append(self._outer_passes[passes[-1]])
@@ -125,6 +135,8 @@ class GradientCapture:
         self._outer_passes.pop(token, None)
         seen: set[int] = set()
         self._passes.pop(token, None)
+        if self._engine is not None and self._engine.pass_token == token:
+            self._engine.pass_token = -2
         for call in running.calls:
             if id(call) in seen:
                 continue
@@ -135,5 +147,6 @@ class GradientCapture:
                     self._rows.missing_gradient(target, kind, slot, "no gradient: not used by what was differentiated")
 
     def close(self) -> None:
-        """Take off the taps that outlive their graph."""
+        """Take off the taps that outlive their graph, and let go of the session."""
+        self._arrived = self._guarded = _nothing
         self._leaf_taps.remove()

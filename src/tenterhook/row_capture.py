@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Watched
-from tenterhook.recording.blocks import CALL_ITEMS, ValueBlock, calls_batch
+from tenterhook.native import measured_by
+from tenterhook.recording.blocks import CallBlock, ValueBlock
 from tenterhook.recording.memory import Alias
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import Tracker
@@ -17,7 +19,6 @@ from tenterhook.tracker import Tracker
 __all__ = ["CaptureOptions", "EventListener", "RowCapture"]
 
 _BLOCK_ROWS = 2048
-_CALL_ITEMS = len(CALL_ITEMS)
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
@@ -57,14 +58,48 @@ class RowCapture:
         self._options = options
         self._tracker = tracker
         self._listener = listener
-        self.calls_recorded = 0
-        self.values_recorded = 0
+        self._calls_recorded = 0
+        self._values_recorded = 0
         self._scale: tuple[int, float] = (-1, 1.0)  # backward pass, its loss scale
         self._measures = options.statistics
         self._extra = options.scaler is not None
         self._lock = threading.RLock()
-        self._calls: list[Any] = []  # the items of the rows, one row after the other
+        self._engine: Any = None
+        self._calls = CallBlock(_BLOCK_ROWS)
         self._block = self._new_block()
+
+    @property
+    def calls_recorded(self) -> int:
+        """Rows of calls so far."""
+        return self._calls_recorded + (self._engine.calls_recorded if self._engine is not None else 0)
+
+    @property
+    def values_recorded(self) -> int:
+        """Rows of values so far."""
+        return self._values_recorded + (self._engine.values_recorded if self._engine is not None else 0)
+
+    def use(self, engine: Any) -> None:
+        """Have the native path write to the same blocks."""
+        self._engine = engine
+        engine.measures = self._measures
+        engine.calls_full, engine.values_full = self._calls_full, self._values_full
+        engine.acquire, engine.release = self._lock.acquire, self._lock.release
+        engine.value = partial(self.value, backward=True)
+        self._show_blocks()
+
+    def _show_blocks(self) -> None:
+        if self._engine is not None:
+            self._engine.use(self._calls.table, self._block.table, measured_by(self._block.buffer))
+
+    def _calls_full(self) -> None:
+        with self._lock:
+            if self._calls.table.used >= self._calls.table.capacity:
+                self._flush_calls()
+
+    def _values_full(self) -> None:
+        with self._lock:
+            if self._block.table.reserved >= self._block.table.capacity:
+                self._flush_values()
 
     def _new_block(self) -> ValueBlock:
         return ValueBlock(
@@ -97,10 +132,9 @@ class RowCapture:
 
     def _add_call(self, row: tuple[Any, ...]) -> None:
         with self._lock:
-            self._calls.extend(row)
-            self.calls_recorded += 1
-            if len(self._calls) >= _BLOCK_ROWS * _CALL_ITEMS:
+            while not self._calls.table.add(row):
                 self._flush_calls()
+            self._calls_recorded += 1
 
     # --- values ----------------------------------------------------------------------------------------------------
     def value(
@@ -116,17 +150,15 @@ class RowCapture:
         shape, dtype, device = self._backend.summary(tensor)
         shard = self._backend.shard_offset(tensor)
         with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
+            block, row = self._next_row()
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
-            block.cells += (
+            block.table.add(
                 (row, site, seq, call.backward_seq, call.step, call.number, "backward", call.pass_number,
                  shape, shard, dtype, device, key, why or note)
                 if backward else
                 (row, site, seq, call.seq, call.step, call.number, call.phase, 0, shape, shard, dtype, device, key, why or note)
             )  # fmt: skip
-            self.values_recorded += 1
+            self._values_recorded += 1
         if self._listener is not None:
             self._listener("backward" if backward else "value", call, kind, slot, tensor)
         return seq
@@ -138,39 +170,33 @@ class RowCapture:
         shape, dtype, device = self._backend.summary(tensor)
         shard = self._backend.shard_offset(tensor)
         with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
+            block, row = self._next_row()
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
-            block.cells += (
-                row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note
+            block.table.add(
+                (row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
             )  # fmt: skip
-            self.values_recorded += 1
+            self._values_recorded += 1
 
     def missing_gradient(self, call: LiveCall, kind: str, slot: str, note: str) -> None:
         """Record that a gradient never came: None, which is not zero."""
         watched = call.watched
         with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
-            block.cells += (
-                row, watched.site(kind, slot), self._tracker.next_seq(), call.backward_seq, call.step, call.number,
-                "backward", call.pass_number, None, None, "none", None, None, note,
+            block, row = self._next_row()
+            block.table.add(
+                (row, watched.site(kind, slot), self._tracker.next_seq(), call.backward_seq, call.step, call.number,
+                 "backward", call.pass_number, None, None, "none", None, None, note)
             )  # fmt: skip
-            self.values_recorded += 1
+            self._values_recorded += 1
 
     def missing_parameter(self, watched: Watched, kind: str, name: str, step: int, note: str) -> None:
         """Record why there is nothing to say of a parameter."""
         with self._lock:
-            block = self._block if self._block.used < self._block.capacity else self._next_block()
-            row = block.used
-            block.used += 1
-            block.cells += (
-                row, watched.site(kind, name), self._tracker.next_seq(), None, step, None,
-                None, None, None, None, "none", None, None, note,
+            block, row = self._next_row()
+            block.table.add(
+                (row, watched.site(kind, name), self._tracker.next_seq(), None, step, None,
+                 None, None, None, None, "none", None, None, note)
             )  # fmt: skip
-            self.values_recorded += 1
+            self._values_recorded += 1
 
     def _unscale(self, gradient: Any) -> tuple[Any, str | None]:
         """Take loss scaling out of a gradient; the scale is asked for once a pass, since that may wait for the device."""
@@ -221,20 +247,30 @@ class RowCapture:
             if self._block.buffer.deferred:
                 self._block.buffer.send()
 
-    def _next_block(self) -> ValueBlock:
-        self._flush_values()
-        return self._block
+    def _next_row(self) -> tuple[ValueBlock, int]:
+        """Return the block to write to, and the number of a row that is free in it."""
+        while (row := self._block.table.reserve()) < 0:
+            self._flush_values()
+        return self._block, row
 
+    # From the exchange of a block on nobody writes to the old one: Python code holds the lock, native code the GIL.
     def _flush_calls(self) -> None:
-        if self._calls:
-            rows, self._calls = self._calls, []
-            self._sink.write_calls(calls_batch(rows))
+        block = self._calls
+        if block.table.used:
+            self._calls = CallBlock(_BLOCK_ROWS)
+            self._show_blocks()
+            self._sink.write_calls(block.batch())
 
     def _flush_values(self) -> None:
-        if self._block.cells:
-            block, self._block = self._block, self._new_block()
-            self._sink.write_values(block.batch())
+        block = self._block
+        if block.table.reserved:
+            self._block = self._new_block()
+            self._show_blocks()
+            if block.table.used:
+                self._sink.write_values(block.batch())
 
     def forked(self) -> None:
         """Go on in a child of the process, where the parent's other threads may have held the lock."""
         self._lock = threading.RLock()
+        if self._engine is not None:
+            self._engine.acquire, self._engine.release = self._lock.acquire, self._lock.release

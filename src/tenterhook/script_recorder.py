@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,7 @@ class ScriptRecorder:
         self._stack = contextlib.ExitStack()
         self._told: list[Sequence[str]] = []
         self._edits = EditWatch(())
+        self._lock = threading.RLock()
         self._pid = os.getpid()
         self._running = False
         self._began_ns = 0
@@ -303,7 +305,8 @@ class ScriptRecorder:
             or (self._backend is not None and backend is not self._backend)
         ):
             return
-        capture = self._capture or self._begin(backend)
+        with self._lock:  # threads may meet the first models at once
+            capture = self._capture or self._begin(backend)
         capture.guarded(self._models.take_in, capture, module, args, kwargs)
 
     # --- steps -----------------------------------------------------------------------------------------------------

@@ -247,7 +247,9 @@ def _sweep(
     run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], batch: int
 ) -> Iterator[tuple[int, int, float]]:
     total = sum(patch.shape[run.dim] for patch in patches.values())
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    shown = console.is_terminal or console.is_jupyter
+    with Progress(console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("patching", total=total)
         for row, entry in enumerate(chosen):
             patch = patches[entry.path]

@@ -12,14 +12,15 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 from tenterhook.backends import Backend
 from tenterhook.backward_passes import OutermostPasses
-from tenterhook.calls import MOST_REPEATED, LiveCall, Watched
+from tenterhook.calls import LiveCall, Watched
+from tenterhook.native import NATIVE
 
 __all__ = ["Tracker"]
 
@@ -87,7 +88,9 @@ class Tracker:
         self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self.passes = OutermostPasses(backend)
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
-        self._sequence = itertools.count()
+        self._sequence: Iterator[int] = itertools.count()
+        self._engine: Any = None
+        self._put_back: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._steps_lock = threading.RLock()
         self._local = threading.local()
@@ -146,8 +149,24 @@ class Tracker:
     def go_on(self, step: int, seq: int, start_ns: int) -> None:
         """Go on where an earlier session ended: with this step and event, so many nanoseconds from the start."""
         self.step = step
-        self._sequence = itertools.count(seq)
         self._origin_ns -= start_ns
+        if self._engine is None:
+            self._sequence = itertools.count(seq)
+        else:
+            self._engine.seq, self._engine.origin_ns = seq, self._origin_ns
+
+    def use(self, engine: Any, put_back: Callable[[], None]) -> None:
+        """Have the native path follow the plain calls of this session; before any other is followed.
+
+        Args:
+            engine: the native path.
+            put_back: called at an outermost call where something has lost its place around the calls of a module.
+        """
+        self._put_back = put_back
+        self._sequence = self._engine = engine
+        engine.origin_ns = self._origin_ns
+        engine.follows, engine.pause_ns = self.follows_calls, _PAUSE_NS
+        engine.busy += (self._reruns, self.passes.running, self.stale)
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
@@ -158,6 +177,8 @@ class Tracker:
             stack = self._stacks[thread] = []
         elif stack and (self._may_have_unwound() or not _is_inside(watched, stack[-1].watched)):
             self._unwind(stack)
+        elif stack and self._engine is not None:
+            NATIVE.set_outer(watched, stack[-1].watched)
         outer = stack[-1] if stack else None
         repeats = False
         if self._backward_token() != -1 or (self._reruns and thread in self._reruns):
@@ -170,12 +191,15 @@ class Tracker:
             step = self._begin_outermost(watched, thread) if repeats is False else self.step
         parent = outer.parent if outer is not None and not outer.recorded else outer
         self._begun_ns = time.perf_counter_ns()
+        if self._engine is not None:
+            self._engine.begun_ns = self._begun_ns
         call = LiveCall(watched, parent, next(self._sequence), step, thread, self._begun_ns - self._origin_ns)
         self._find_regions(call, outer)
         self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
             self.passes.forward_begins(threading.get_ident())
-            self._number(call)
+            with self._lock:
+                watched.begin_call(call)
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
             if repeats is not None:
@@ -183,6 +207,8 @@ class Tracker:
         for region in call.regions:  # those in a region that is run again are new ones
             region.on_rerun(self, _RegionCalls(self)).calls.setdefault(watched, []).append(call.forward or call)
         stack.append(call)
+        if self._engine is not None and len(stack) == 1:
+            self._engine.enter(stack, thread)
         return call
 
     def _may_have_unwound(self) -> bool:
@@ -190,7 +216,8 @@ class Tracker:
 
         In other threads what runs may be replicas, which stand for a module and are none.
         """
-        paused = time.perf_counter_ns() - self._begun_ns > _PAUSE_NS
+        begun = self._begun_ns if self._engine is None else self._engine.begun_ns
+        paused = time.perf_counter_ns() - begun > _PAUSE_NS
         return paused and threading.get_ident() == self._home_ident and not self._in_backward()
 
     def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
@@ -217,32 +244,9 @@ class Tracker:
 
     def number_op(self, call: LiveCall) -> None:
         """Number a functional call that has ended."""
-        watched = call.watched
         with self._lock:
-            step, count = watched.numbers.get(call.thread, (call.step, 0))
-            call.number = count if step == call.step else 0
-            watched.numbers[call.thread] = call.step, call.number + 1
-            watched.call_count += 1
-
-    def _number(self, call: LiveCall) -> None:
-        watched = call.watched
-        numbers = watched.numbers
-        with self._lock:
-            if watched.step != call.step:
-                watched.step = call.step
-                watched.step_calls = deque(maxlen=MOST_REPEATED)
-                watched.recomputed = 0
-            last = numbers.get(call.thread)
-            if last is None or last[0] != call.step:
-                if len(numbers) > 1:
-                    for thread in [thread for thread, (step, _) in numbers.items() if step < call.step]:
-                        del numbers[thread]  # threads come and go
-                last = call.step, 0
-            call.number = last[1]
-            numbers[call.thread] = call.step, call.number + 1
-            watched.call_count += 1
-        if not call.regions:
-            watched.step_calls.append(call)
+            call.number = call.watched.next_number(call.thread, call.step)
+            call.watched.call_count += 1
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -299,10 +303,15 @@ class Tracker:
             self._unwind(stack)
         return stack[-1] if stack else None
 
+    def take_stale(self) -> list[LiveCall]:
+        """Return the calls that were found to have ended past all hooks since this was asked last."""
+        stale = self.stale[:]
+        self.stale.clear()
+        return stale
+
     def abandon(self) -> Iterator[LiveCall]:
         """Yield the calls that are still open, innermost first, and forget them (an interrupt, the session's end)."""
-        stale, self.stale = self.stale, []
-        yield from stale
+        yield from self.take_stale()
         for stack in list(self._stacks.values()):
             while stack:
                 yield stack.pop()
@@ -314,11 +323,15 @@ class Tracker:
 
     def release(self) -> None:
         """Let go of the session, which is over."""
-        self._on_step_begin = self._on_step_end = _nothing
+        self._on_step_begin = self._on_step_end = self._put_back = _nothing
+        if self._engine is not None:
+            self._engine.close()
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _begin_outermost(self, watched: Watched, thread: int) -> int:
         """Decide which step an outermost call belongs to."""
+        if self._engine is not None and not NATIVE.all_in_place(self._engine.arounds):
+            self._put_back()
         with self._steps_lock:
             return self._step_of(watched, thread)
 

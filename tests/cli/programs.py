@@ -165,6 +165,16 @@ except RecursionError as error:
     print(type(error).__name__)
 """
 
+TRACES = """
+import torch, warnings
+from torch import nn
+warnings.simplefilter("ignore", DeprecationWarning)
+net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+traced = torch.jit.trace(net, torch.ones(1, 2))
+print(traced.graph_for(torch.ones(1, 2)))
+print(net(torch.ones(1, 2)).shape)
+"""
+
 PACKAGE = {
     "pkg/__init__.py": "print('package', __name__)\n",
     "pkg/sibling.py": "NAME = __name__\n",
@@ -225,6 +235,7 @@ PROGRAMS = {
     "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
     "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
     "trains-with-workers": script(WORKERS),
+    "trains-and-traces": script(TRACES + TRAIN),
     "trains-and-recurses": script(RECURSES + TRAIN),
     "pickles": script(PICKLE),
     "loader-workers": script(LOADER),

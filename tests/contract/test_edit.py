@@ -279,6 +279,15 @@ def test_slots_of_nested_values(fw: Adapter) -> None:
     assert after(th.edits.scale(5), slot="x", kind="input") == [10.0, 15.0]
     with pytest.raises(EditError, match=r"there are 2 tensors here: '\[0\]', '\[2\]\[\"y\"\]'"):
         after(th.edits.scale(5))
+    with pytest.raises(
+        EditError,
+        match=r"edit of output of p \(scale\(5\)\): no slot '\[3\]' in tuple\(.*: the value has \[0\], \[1\], \[2\]",
+    ):
+        after(th.edits.scale(5), slot="[3]")
+    with pytest.raises(
+        EditError, match=r"edit of input of p \(scale\(5\)\): no argument 'y' in this call\n  it has x, scale"
+    ):
+        after(th.edits.scale(5), slot="y", kind="input")
     with pytest.raises(EditError, match="choose one: slot='x'"):
         after(th.edits.scale(5), kind="input")
     with pytest.raises(EditError, match=r"another structure: tuple\(Tensor, None, dict\(.*\)\) against Tensor"):
@@ -553,6 +562,10 @@ def test_what_cannot_be(fw: Adapter) -> None:
             edit.output("0", lambda module, args, output: None)
         with pytest.raises(HookError, match="for param_grad only"):
             edit.grad_output("**", th.edits.clip_norm(1.0, together=True))
+        with pytest.raises(TypeError, match=r"output\(\) has no keyword 'slots'; there are slot, call, step, allow"):
+            edit.output("0", th.edits.zero(), slots="[0]")
+        with pytest.raises(SelectionError, match=r"cannot read slot '\[x\]'"):
+            edit.output("0", th.edits.zero(), slot="[x]")
         with pytest.raises(HookError, match="count from 0"):
             edit.output("0", th.edits.zero(), call=-1)
     with pytest.raises(HookError, match="closed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 import tenterhook as th
 from tenterhook.errors import UnsupportedError
+from tenterhook.request import KINDS
 from tests.semantics.asking import (
     NOT_CALLED,
     ONLY_INSIDE,
@@ -136,6 +138,25 @@ def test_tracing_inside_a_session_records_what_ran_and_leaves_nothing(old_script
         traced = old_script.trace(model, torch.ones(1, 2), check_trace=False)
     assert forward_paths(rec) == ["0"]
     assert torch.equal(traced(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize("options", [{}, {"tensors": True}, {"kinds": KINDS}, {"ops": True}], ids=str)
+def test_a_trace_that_is_made_inside_a_session_is_that_of_the_bare_model(
+    old_script: Any, options: dict[str, Any]
+) -> None:
+    """Row 18, same kind: what recording does stays out of the graph, and torch's own check of the trace passes."""
+    model = make_net()
+    bare = str(old_script.trace(model, torch.ones(1, 2)).inlined_graph)
+    with th.record(model, **options) as rec:
+        traced = old_script.trace(model, torch.ones(1, 2))
+    assert nodes(str(traced.inlined_graph)) == nodes(bare)
+    assert rec["0"].calls[0].values[-1].statistics["numel"] is not None
+    assert rec.recording.manifest.partial is None
+
+
+def nodes(graph: str) -> list[str]:
+    """The operations of a graph, without the names that torch gives values by the lines they come from."""
+    return re.findall(r"(?:aten|prim)::\w+", graph)
 
 
 # ---- row 19: fx ----

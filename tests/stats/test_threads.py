@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,3 +144,34 @@ def test_the_torch_backend_takes_the_number_of_torch() -> None:
             assert threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@native
+@pytest.mark.parametrize("kernel", NATIVE)
+def test_the_interpreter_runs_on_while_a_large_tensor_is_measured(kernel: str) -> None:
+    """With no turns being forced, another thread gets one only where the kernel gives the lock back."""
+    turns, over, one = [0], threading.Event(), np.ones(1, np.float32)
+    buffer = RowBuffer(1, kernel=kernel)
+
+    def count() -> None:
+        while not over.is_set():
+            turns[0] += 1
+            time.sleep(0)  # gives the lock back of its own accord
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=count)
+    try:
+        thread.start()
+        for _ in range(200):
+            small, address = turns[0], one.__array_interface__["data"][0]
+            buffer.measure(0, address, "float32", (1000,), (0,))
+            assert turns[0] == small, "for a small one the lock is kept: giving it back costs more"
+            buffer.measure(0, address, "float32", (1 << 24,), (0,))
+            if turns[0] > small:
+                break
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    assert turns[0] > small

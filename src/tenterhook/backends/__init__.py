@@ -20,12 +20,14 @@ from tenterhook.backends._types import (
     Detachable,
     Failed,
     InstalledHook,
+    NativeBackend,
     OpListener,
     OpTrace,
     ParameterEntry,
     Region,
     Summary,
     Suspendable,
+    Yielding,
 )
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
@@ -42,12 +44,14 @@ __all__ = [
     "InstalledHook",
     "Instead",
     "Layer",
+    "NativeBackend",
     "OpListener",
     "OpTrace",
     "ParameterEntry",
     "Region",
     "Summary",
     "Suspendable",
+    "Yielding",
     "find_backend",
     "loaded_backends",
     "settle_alias",
@@ -237,6 +241,10 @@ class Backend(EditingMethods, Protocol):
 
     def tracks_gradients(self) -> bool:
         """Whether what runs now is being tracked for a backward pass."""
+        ...
+
+    def untraced(self) -> AbstractContextManager[None] | None:
+        """Where a graph is being made of what runs now: a context in which what is done stays out of that graph. Else None."""
         ...
 
     def regions(self) -> Sequence[Region]:

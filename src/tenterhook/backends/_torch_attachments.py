@@ -13,7 +13,7 @@ from typing import Any
 from tenterhook.backends import Suspendable
 from tenterhook.errors import HookError
 
-__all__ = ["Attachment", "iterated", "remove_late"]
+__all__ = ["Attachment", "iterated", "late_removals", "put_in_layer", "remove_late"]
 
 _removals = itertools.count(1)
 _lock = threading.RLock()  # a signal's handler may take hooks off amid what holds it
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 _being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
-_to_remove: list[Any] = []  # handles whose table was being walked through when they were to go
+late_removals: list[Any] = []  # handles whose table was being walked through when they were to go
 
 
 @contextlib.contextmanager
@@ -48,13 +48,13 @@ def iterated(table: Any) -> Iterator[None]:
 
 def remove_late(but: Any = None) -> None:
     """Take off the hooks that could not go when they were to."""
-    if not _to_remove:
+    if not late_removals:
         return
     with _lock:
-        for handle in _to_remove[:]:
+        for handle in late_removals[:]:
             table = handle.hooks_dict_ref()
             if table is not but and not any(table is one for one in _being_iterated):
-                _to_remove.remove(handle)
+                late_removals.remove(handle)
                 handle.remove()
 
 
@@ -85,10 +85,17 @@ class Attachment(Suspendable):
             for handle in handles:
                 table = handle.hooks_dict_ref()
                 if any(table is one for one in _being_iterated):
-                    _to_remove.append(handle)
+                    late_removals.append(handle)
                 else:
                     handle.remove()
             remove_late()
+
+    def put_first(self) -> None:
+        """Move the hooks in front of all others."""
+        for handle in self._handles:
+            table = handle.hooks_dict_ref()
+            if table is not None and handle.id in table:
+                table.move_to_end(handle.id, last=False)
 
     def suspend(self) -> bool:
         """Take the hooks off until :meth:`resume`, at less than the cost of removing them and putting on new ones.

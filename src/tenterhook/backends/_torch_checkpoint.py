@@ -18,10 +18,19 @@ import torch
 
 from tenterhook.backends._reruns import Reruns
 
-__all__ = ["Region", "callers", "is_early_stop", "is_recomputing", "reentry_is_possible", "regions", "was_changed_by"]
+__all__ = [
+    "Region",
+    "callers",
+    "is_early_stop",
+    "is_recomputing",
+    "reentry_is_possible",
+    "regions",
+    "top_saved_tensor_hooks",
+    "was_changed_by",
+]
 
 _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
-_top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+top_saved_tensor_hooks: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
 class Region(Reruns):
@@ -46,10 +55,10 @@ def reentry_is_possible() -> bool:
 
 def regions() -> Sequence[Region]:
     """Return the checkpointed regions around the forward that runs now; cheap where gradients are tracked and there is none."""
-    if torch.is_grad_enabled() and _top_saved_tensor_hooks is not None and _top_saved_tensor_hooks(False) is None:
+    if torch.is_grad_enabled() and top_saved_tensor_hooks is not None and top_saved_tensor_hooks(False) is None:
         return ()
     found: list[Region] = []
-    hooks = _top_saved_tensor_hooks(False) if _top_saved_tensor_hooks is not None else None
+    hooks = top_saved_tensor_hooks(False) if top_saved_tensor_hooks is not None else None
     if hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", ""):
         names = hooks[0].__code__.co_freevars
         _collect(found, dict(zip(names, hooks[0].__closure__, strict=True))["frame"].cell_contents, "recompute_fn")

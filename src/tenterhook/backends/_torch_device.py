@@ -9,7 +9,7 @@ costs less than the fifty operations of a measurement.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,9 @@ class _Parcel:
         with torch.inference_mode(mode=False):  # else nothing could be written to it outside of one
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self.used = 0
-        self.fill: list[tuple[int, Callable[[np.ndarray], None]]] = []  # row, and what fills it in
+        # Plain numbers one after the other: objects for each tensor would keep the garbage collector busy.
+        self.copied: list[int] = []  # row, place, dtype's code, elements, offset, groups
+        self.measured: list[int] = []  # row, place, parts, bytes, groups
         self.streams: dict[int, Any] = {}
         self.host: torch.Tensor | None = None
         self.arrived: Any = None
@@ -102,6 +104,7 @@ class DeviceRows:
         self._device = device
         self._rows = rows
         self._real = real_dtype(device)
+        self._record = _COUNTS_BYTES + -(-_SUMS * self._real.itemsize // _ALIGNED) * _ALIGNED
         self._open: _Parcel | None = None
         self._sent: list[_Parcel] = []
         self._lost: dict[int, str] = {}
@@ -117,26 +120,16 @@ class DeviceRows:
             parcel, start, memory = self._reserve(size)
             if size:
                 memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-            def measure(host: np.ndarray) -> None:
-                rows.measure_flat(row, host.ctypes.data + start, code, numel, offset or 0)
-                rows.valid[row] &= groups
-
-            parcel.fill.append((row, measure))
+            parcel.copied += (row, start, code, numel, offset or 0, groups)
             return
         parts = -(-numel // PART_SIZE)
-        record = _COUNTS_BYTES + -(-_SUMS * self._real.itemsize // _ALIGNED) * _ALIGNED
-        parcel, start, memory = self._reserve(parts * record)
-        records = memory.view(parts, record)
+        parcel, start, memory = self._reserve(parts * self._record)
+        records = memory.view(parts, self._record)
         all_counts = records[:, : 8 * len(PART_COUNTS)].view(torch.int64)
         all_sums = records[:, _COUNTS_BYTES:][:, : _SUMS * self._real.itemsize].view(self._real)
         for part, flat in enumerate(_pieces(tensor)):
             write_part(flat, part * PART_SIZE, offset or 0, groups, counts=all_counts[part], sums=all_sums[part])
-
-        def merge(host: np.ndarray) -> None:
-            parts_row(rows, row, _records(host[start:][: parts * record], parts, self._real), size, groups)
-
-        parcel.fill.append((row, merge))
+        parcel.measured += (row, start, parts, size, groups)
 
     def _reserve(self, size: int) -> tuple[_Parcel, int, torch.Tensor]:
         place = None if self._open is None else self._open.take(size)
@@ -193,10 +186,20 @@ class DeviceRows:
             host = (parcel.memory[: parcel.used].cpu() if parcel.host is None else parcel.host).numpy()
         except RuntimeError as error:  # the device has failed: what it holds is lost, the other rows are not
             why = f"lost with its device: {str(error).splitlines()[0]}"
-            self._lost.update((row, why) for row, _ in parcel.fill)
+            self._lost.update(dict.fromkeys(parcel.copied[::6] + parcel.measured[::5], why))
             return
-        for _, fill in parcel.fill:
-            fill(host)
+        rows, address = self._rows, host.ctypes.data
+        for row, start, code, numel, offset, groups in _in_turn(parcel.copied, 6):
+            rows.measure_flat(row, address + start, code, numel, offset)
+            rows.valid[row] &= groups
+        for row, start, parts, size, groups in _in_turn(parcel.measured, 5):
+            records = _records(host[start:][: parts * self._record], parts, self._real)
+            parts_row(rows, row, records, size, groups)
+
+
+def _in_turn(numbers: list[int], width: int) -> Iterator[tuple[int, ...]]:
+    """Take so many at a time."""
+    return zip(*[iter(numbers)] * width, strict=True)
 
 
 def _records(memory: np.ndarray, parts: int, real: torch.dtype) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as _module_registries
 from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._installed import callbacks_on, is_ours, record
+from tenterhook.backends._torch_native import hooks_around
 
 __all__ = ["list_hooks"]
 
@@ -74,7 +75,9 @@ def _of_module(path: str, module: nn.Module, note: str) -> Iterator[InstalledHoo
             else:
                 yield _record(path, kind, hook, note)
     for name, value in vars(module).items():
-        if name in ("forward", "__call__") or (is_ours(value) and callable(value)):
+        for kind, hook in hooks_around(value).items():
+            yield _record(path, kind, hook, note)
+        if name in ("forward", "__call__") or (is_ours(value) and callable(value) and not hooks_around(value)):
             for hook in callbacks_on(value):
                 yield _record(path, f"replaced {name}", hook, note)
 

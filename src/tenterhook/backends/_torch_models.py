@@ -152,12 +152,18 @@ def fused(model: nn.Module) -> set[str]:
 
 
 def running_modules() -> list[nn.Module]:
-    code = nn.Module._call_impl.__code__
+    inner, outer = nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__
     found = []
     frame = sys._getframe(1)
+    open_call = None  # whose outer frame is still to come
     while frame is not None:
-        if frame.f_code is code:
-            found.append(frame.f_locals["self"])
+        if frame.f_code is inner:
+            open_call = frame.f_locals["self"]
+            found.append(open_call)
+        elif frame.f_code is outer:  # a call may begin, for us, where torch's inner frame is not there yet
+            if frame.f_locals["self"] is not open_call:
+                found.append(frame.f_locals["self"])
+            open_call = None
         frame = frame.f_back
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tenterhook.backends._torch_parts import Once, Parts
+from tenterhook.native import NATIVE
 
 __all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
 
@@ -59,6 +60,9 @@ class _Port:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
+_PORTS = (_Port,) if NATIVE is None else (_Port, NATIVE.Port)  # the native path makes those of plain outputs
+
+
 class Tap:
     """One callback on the gradient of one tensor."""
 
@@ -85,7 +89,7 @@ class Tap:
             return
         with contextlib.suppress(ValueError):
             port.taps.remove(self)
-        if not port.taps:
+        if not port.taps and port.handle is not None:
             port.handle.remove()
 
 
@@ -140,10 +144,10 @@ def _insert(
     whole: bool = False,
 ) -> Tap:
     hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
-    port: _Port | None = None
+    port: Any = None
     if hooks:
         for hook in hooks.values():
-            if isinstance(hook, _Port):
+            if isinstance(hook, _PORTS):
                 port = hook
                 break
     if port is None:

@@ -7,18 +7,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from tenterhook.native import FrameworkParts
+
 __all__ = [
     "After",
     "Before",
     "Detachable",
     "Failed",
     "InstalledHook",
+    "NativeBackend",
     "OpListener",
     "OpTrace",
     "ParameterEntry",
     "Region",
     "Summary",
     "Suspendable",
+    "Yielding",
 ]
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
@@ -62,6 +66,36 @@ class Suspendable(Detachable):
 
     def resume(self) -> None:
         """Put them on again, after those that are on by now."""
+        raise NotImplementedError
+
+
+class Yielding(Suspendable):
+    """Something around a module's calls that hooks can take the place of; to derive from, as above."""
+
+    def give_way(self) -> None:
+        """Have hooks take its place; nothing where they have."""
+        raise NotImplementedError
+
+
+class NativeBackend:
+    """A backend whose framework has what the native path of a recording needs; to derive from, as above."""
+
+    def native_parts(self) -> FrameworkParts | None:
+        """Return what the native path calls; None where this release of the framework lacks something."""
+        raise NotImplementedError
+
+    def attach_native(
+        self, module: Any, before: Before, after: After, failed: Failed, *, native: tuple[Any, Any]
+    ) -> Detachable:
+        """Put callbacks around every call of ``module``, as ``attach`` does; what is plain goes the native path.
+
+        Args:
+            module: the module.
+            before: called before a call that is not plain.
+            after: called after it.
+            failed: called where it has raised.
+            native: the engine, and the place of the module in it.
+        """
         raise NotImplementedError
 
 

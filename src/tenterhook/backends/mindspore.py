@@ -205,6 +205,9 @@ class MindSporeBackend:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
 
+    def untraced(self) -> None:
+        return None
+
     def regions(self) -> Sequence[checkpoint.Region]:
         return checkpoint.regions()
 

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from tenterhook.backends import (
     InstalledHook,
     Instead,
     Layer,
+    NativeBackend,
     OpListener,
     ParameterEntry,
     Summary,
@@ -42,10 +44,13 @@ from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
 from tenterhook.backends._torch_installed import list_hooks
+from tenterhook.backends._torch_native import attach_around, give_way, native_parts
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
+from tenterhook.backends._torch_tracing import untraced
 from tenterhook.errors import UnsupportedError
+from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
@@ -161,7 +166,7 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend:
+class TorchBackend(NativeBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
@@ -217,16 +222,43 @@ class TorchBackend:
         *,
         layer: Layer = Layer.OBSERVE,
     ) -> Detachable:
+        give_way(module)
+        return self._put_hooks(module, before, after, failed, layer=layer, native=None)
+
+    def attach_native(
+        self, module: nn.Module, before: Before, after: After, failed: Failed, *, native: tuple[Any, Any]
+    ) -> Detachable:
+        give_way(module)
+        put_hooks = partial(
+            self._put_hooks, before=before, after=after, failed=failed, layer=Layer.OBSERVE, native=native
+        )
+        return attach_around(module, native, (_BeforeHook(before, Layer.OBSERVE), after, failed), put_hooks)
+
+    @staticmethod
+    def _put_hooks(
+        module: nn.Module,
+        before: Before | None,
+        after: After | None,
+        failed: Failed | None,
+        *,
+        layer: Layer,
+        native: tuple[Any, Any] | None,
+    ) -> Attachment:
         handles: list[Any] = []
         try:
             if before is not None:
-                hook = _BeforeHook(before, layer)
+                hook: Any = _BeforeHook(before, layer)
+                if native is not None:
+                    hook = NATIVE.Before(*native, hook, layer)
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=layer == Layer.FIRST))
                 put_in_layer(module._forward_pre_hooks, handles[-1].id, layer)
             if after is not None or failed is not None:
+                hook = _AfterHook(after, failed, layer)
+                if native is not None:
+                    hook = NATIVE.After(*native, hook, layer)
                 handles.append(
                     module.register_forward_hook(
-                        _AfterHook(after, failed, layer),
+                        hook,
                         with_kwargs=True,
                         always_call=failed is not None,
                         prepend=layer == Layer.FIRST,
@@ -238,6 +270,9 @@ class TorchBackend:
                 handle.remove()
             raise
         return Attachment(handles)
+
+    def native_parts(self) -> FrameworkParts | None:
+        return native_parts(tuple(_PLAIN))
 
     def running_modules(self) -> list[Any]:
         return models.running_modules()
@@ -323,13 +358,16 @@ class TorchBackend:
             return None
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_leaf
+        return differentiated(
+            tensor
+        ).is_leaf  # of a batched tensor under vmap, which is none itself and dies with the call
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
     tracks_gradients = staticmethod(torch.is_grad_enabled)
     regions = staticmethod(checkpoint.regions)
+    untraced = staticmethod(untraced)
 
     def is_recomputing(self) -> bool:
         return _current_graph_task() != -1 and checkpoint.is_recomputing()
@@ -359,6 +397,7 @@ class TorchBackend:
         return where(mask, new, old)
 
     def bypass(self, module: nn.Module, instead: Instead) -> Bypass:
+        give_way(module)
         return Bypass.on(module, instead)
 
     def gradients(self, fn: Callable[[Sequence[Any]], Any], at: Sequence[torch.Tensor]) -> list[torch.Tensor]:

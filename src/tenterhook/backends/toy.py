@@ -229,6 +229,9 @@ class ToyBackend:
     def tracks_gradients(self) -> bool:
         return tracks()
 
+    def untraced(self) -> None:
+        return None
+
     def regions(self) -> Sequence[Region]:
         return checkpoint.regions()
 

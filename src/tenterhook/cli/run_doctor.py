@@ -18,6 +18,7 @@ from tenterhook import stats
 from tenterhook.cli.console import stdout_console
 from tenterhook.cli.envelope import print_json
 from tenterhook.errors import RecordingError
+from tenterhook.native import CALLS
 from tenterhook.recording import newest_recordings, open_recording
 from tenterhook.recording.schema import FORMAT_VERSION
 
@@ -43,7 +44,7 @@ class Report:
     Attributes:
         versions: version of each package, None where it is not installed.
         frameworks: the same for the frameworks.
-        system: interpreter, operating system, processor, kernel of the statistics, format of recordings.
+        system: interpreter, operating system, processor, kernel of the statistics, what records plain calls, format of recordings.
         limits: what cannot be hooked here, and why.
         environment: the variables that are set, of those that matter.
         recordings: the newest ones, with their state.
@@ -79,6 +80,7 @@ def report() -> Report:
             "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
             "processor": f"{_processor()}, {os.cpu_count()} cores",
             "statistics": f"kernel: {stats.KERNEL}",
+            "calls": f"plain calls are recorded by {CALLS} code",
             "format": f"recordings {FORMAT_VERSION}",
         },
         limits=_limits(frameworks),

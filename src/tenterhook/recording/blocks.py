@@ -1,7 +1,7 @@
-"""From events to Arrow batches: rows are gathered in one flat list beside a block of statistics, and turned over in one go.
+"""From events to Arrow batches: rows are gathered as whole numbers beside a block of statistics, and turned over in one go.
 
 What is the same for every row of a place (model, path, kind, slot) is written once, in a :class:`Site`; a row only
-points to it. A flat list of plain values costs one ``extend`` a row, and gives the garbage collector nothing to do.
+points to it, as to all that is no number. So a row costs a few bytes, and gives the garbage collector nothing to do.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tenterhook.native import NATIVE
 from tenterhook.recording.schema import CALLS, VALUES
 from tenterhook.stats import GROUP_DIGEST, GROUP_SKETCH, GROUP_STATISTICS, SKETCH_SIZE, STATISTICS, RowBuffer
 
-__all__ = ["CALL_ITEMS", "VALUE_ITEMS", "Site", "ValueBlock", "calls_batch"]
+__all__ = ["CALL_ITEMS", "VALUE_ITEMS", "CallBlock", "RowTable", "Site", "ValueBlock"]
+
+_NONE = -1  # stands for None: all numbers of a row are 0 or more
 
 CALL_ITEMS: tuple[str, ...] = ("site", *(name for name in CALLS.names if name not in ("model", "path", "type")))
 """The order of the items of a row of calls."""
@@ -65,61 +68,135 @@ def _words(codes: np.ndarray, distinct: Sequence[str | None]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32(), mask=mask), pa.array(words, pa.string()))
 
 
-def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+def _used(codes: np.ndarray, objects: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+    """Number anew the objects that occur; -1 stands for None."""
+    seen = np.zeros(len(objects) + 1, bool)
+    seen[codes] = True
+    places = np.flatnonzero(seen)
+    renumbered = np.empty(len(objects) + 1, np.int32)
+    renumbered[places] = np.arange(len(places), dtype=np.int32)
+    return renumbered[codes], [objects[place] if place < len(objects) else None for place in places.tolist()]
+
+
+def _column(cells: np.ndarray, field: pa.Field, objects: Sequence[Any]) -> pa.Array:
+    if pa.types.is_integer(field.type):
+        null = cells == _NONE
+        return pa.array(cells.astype(field.type.to_pandas_dtype()), field.type, mask=null if null.any() else None)
+    codes, distinct = _used(cells, objects)
     if pa.types.is_dictionary(field.type):
-        return _words(*_codes(values))
-    if pa.types.is_list(field.type):
-        codes, distinct = _codes(values)
-        return pa.array([None if shape is None else list(shape) for shape in distinct], field.type).take(
-            pa.array(codes)
-        )
-    return pa.array(values, field.type)
+        return _words(codes, distinct)
+    if distinct == [None]:
+        return pa.nulls(len(codes), field.type)
+    values = [list(value) if isinstance(value, tuple) else value for value in distinct]
+    return pa.array(values, field.type).take(pa.array(codes))
 
 
-def _arrays(cells: list[Any], items: tuple[str, ...], schema: pa.Schema, done: dict[str, pa.Array]) -> list[pa.Array]:
-    width = len(items)
-    codes, sites = _codes(cells[items.index("site") :: width])
-    place = {name: at for at, name in enumerate(items)}
+def _arrays(
+    cells: np.ndarray, objects: Sequence[Any], items: tuple[str, ...], schema: pa.Schema, done: dict[str, pa.Array]
+) -> list[pa.Array]:
+    columns = dict(zip(items, np.ascontiguousarray(cells.T), strict=True))
+    codes, sites = _used(columns["site"], objects)
     return [
         done[field.name]
         if field.name in done
-        else _column(cells[place[field.name] :: width], field)
-        if field.name in place
+        else _column(columns[field.name], field, objects)
+        if field.name in columns
         else _words(codes, [getattr(site, field.name) for site in sites])
         for field in schema
     ]
 
 
-def calls_batch(cells: list[Any]) -> pa.RecordBatch:
-    """Build a batch of the calls table from the items of its rows, in the order of ``CALL_ITEMS``."""
-    return pa.record_batch(_arrays(cells, CALL_ITEMS, CALLS, {}), schema=CALLS)
+class RowTable:
+    """Rows of whole numbers in memory of somebody else's: other objects go by their code, None by -1.
+
+    What the native path has a type of its own for.
+    """
+
+    __slots__ = ("_codes", "_memory", "capacity", "objects", "reserved", "used")
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory = memory
+        self._codes: dict[Any, int] = {}
+        self.capacity = len(memory)
+        self.objects: list[Any] = []  # code -> object
+        self.reserved = 0  # rows of a block beside it that are spoken for
+        self.used = 0
+
+    def reserve(self) -> int:
+        """Take the next row of the block beside it, -1 where there is none left."""
+        if self.reserved >= self.capacity:
+            return -1
+        self.reserved += 1
+        return self.reserved - 1
+
+    def add(self, row: tuple[Any, ...]) -> bool:
+        """Add a row; False where there is no room."""
+        if self.used >= self.capacity:
+            return False
+        codes = self._codes
+        cells: list[int] = []
+        for item in row:
+            if item is None:
+                cells.append(_NONE)
+            elif isinstance(item, int):
+                cells.append(item)
+            else:
+                code = codes.get(item)
+                if code is None:
+                    code = codes[item] = len(self.objects)
+                    self.objects.append(item)
+                cells.append(code)
+        self._memory[self.used] = cells
+        self.used += 1
+        return True
+
+
+def _table(memory: np.ndarray) -> Any:
+    if NATIVE is None:
+        return RowTable(memory)
+    return NATIVE.Table(memory.__array_interface__["data"][0], *memory.shape, memory)
+
+
+class CallBlock:
+    """A block of ``capacity`` rows of the calls table that is being filled; rows are tuples in the order of ``CALL_ITEMS``."""
+
+    __slots__ = ("_memory", "table")
+
+    def __init__(self, capacity: int) -> None:
+        self._memory = np.empty((capacity, len(CALL_ITEMS)), np.int64)
+        self.table = _table(self._memory)
+
+    def batch(self) -> pa.RecordBatch:
+        """Build the batch; the block is not to be used afterwards."""
+        cells = self._memory[: self.table.used]
+        return pa.record_batch(_arrays(cells, self.table.objects, CALL_ITEMS, CALLS, {}), schema=CALLS)
 
 
 class ValueBlock:
     """A block of ``capacity`` rows of the values table that is being filled.
 
-    ``buffer`` holds what is measured, row by row; ``cells`` holds the rest, row after row in the order of
-    ``VALUE_ITEMS``. A row whose items never arrived (an exception in between) is left out.
+    ``buffer`` holds what is measured, row by row; ``table`` holds the rest, tuples in the order of ``VALUE_ITEMS``, and counts
+    the rows of the buffer that are spoken for. A row whose tuple never arrived (an exception in between) is left out.
     """
 
-    __slots__ = ("buffer", "capacity", "cells", "used")
+    __slots__ = ("_memory", "buffer", "table")
 
     def __init__(self, capacity: int, *, sketch: bool, digest: bool = True) -> None:
-        self.capacity = capacity
         self.buffer = RowBuffer(capacity, sketch=sketch, digest=digest)
-        self.cells: list[Any] = []
-        self.used = 0
+        self._memory = np.empty((capacity, len(VALUE_ITEMS)), np.int64)
+        self.table = _table(self._memory)
 
     def batch(self) -> pa.RecordBatch:
         """Build the batch; the block is not to be used afterwards."""
-        width = len(VALUE_ITEMS)
-        taken = np.array(self.cells[::width], np.int64)
-        if self.buffer.deferred:
-            lost = self.buffer.settle()
-            for at, row in enumerate(taken.tolist() if lost else ()):
-                if row in lost:
-                    self.cells[at * width + _NOTE] = lost[row]
-        return pa.record_batch(_arrays(self.cells, VALUE_ITEMS, VALUES, self._measured(taken)), schema=VALUES)
+        cells = self._memory[: self.table.used]
+        objects = self.table.objects
+        if self.buffer.deferred and (lost := self.buffer.settle()):
+            rows = {row: at for at, row in enumerate(cells[:, 0].tolist())}
+            for row, why in lost.items():
+                if row in rows:
+                    cells[rows[row], _NOTE] = len(objects)
+                    objects = [*objects, why]
+        return pa.record_batch(_arrays(cells, objects, VALUE_ITEMS, VALUES, self._measured(cells[:, 0])), schema=VALUES)
 
     def _measured(self, taken: np.ndarray) -> dict[str, pa.Array]:
         buffer = self.buffer

@@ -199,10 +199,16 @@ static PyObject *rows_measure(PyObject *object, PyObject *const *args, Py_ssize_
     Py_RETURN_TRUE;
 }
 
+static PyTypeObject *rows_type;
+
 static int api_measure(PyObject *object, int64_t row, int dtype, const void *address, int dims, const int64_t *sizes,
                        const int64_t *strides)
 {
     Rows *self = (Rows *)object;
+    if (Py_TYPE(object) != rows_type) {
+        PyErr_SetString(PyExc_TypeError, "these are no rows of the native kernel");
+        return -1;
+    }
     if (bad_row(self, row, 0)) return -1;
     if (dtype < 0 || dtype >= DTYPE_COUNT) {
         self->valid[row] = 0;
@@ -290,6 +296,7 @@ static int module_exec(PyObject *module)
     prepare_threads();
     PyObject *type = PyType_FromSpec(&rows_spec);
     if (!type) return -1;
+    rows_type = (PyTypeObject *)type;
     int failed = PyModule_AddObjectRef(module, "Rows", type);
     Py_DECREF(type);
     PyObject *api = PyCapsule_New((void *)&kernel_api, KERNEL_API_NAME, NULL);

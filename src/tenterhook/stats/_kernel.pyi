@@ -1,6 +1,8 @@
 """The native kernel; built where there is a compiler."""
 
-from typing import final
+from typing import Any, final
+
+api: Any
 
 def variants() -> tuple[str, ...]: ...
 def set_threads(count: int, /) -> None: ...

@@ -96,10 +96,7 @@ static PyObject *table_add(PyObject *object, PyObject *row)
         PyErr_Format(PyExc_ValueError, "a row of this table is a tuple of %zd items", self->width);
         return NULL;
     }
-    if (self->used >= self->capacity) {
-        PyErr_SetString(PyExc_IndexError, "the table is full");
-        return NULL;
-    }
+    if (self->used >= self->capacity) Py_RETURN_FALSE;
     int64_t *cells = self->memory + self->used * self->width;
     for (Py_ssize_t i = 0; i < self->width; i++) {
         PyObject *item = PyTuple_GetItem(row, i);
@@ -110,11 +107,20 @@ static PyObject *table_add(PyObject *object, PyObject *row)
         } else if ((cells[i] = table_code(self, item)) == -2) return NULL;
     }
     self->used++;
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_reserve(PyObject *object, PyObject *ignored)
+{
+    Table *self = (Table *)object;
+    (void)ignored;
+    return PyLong_FromSsize_t(self->reserved < self->capacity ? self->reserved++ : -1);
 }
 
 static PyMethodDef table_methods[] = {
-    {"add", table_add, METH_O, "add(row): add a row, a tuple; what is neither a whole number nor None goes by its code."},
+    {"add", table_add, METH_O,
+     "add(row) -> bool: add a row, a tuple; what is neither a whole number nor None goes by its code. False without room."},
+    {"reserve", table_reserve, METH_NOARGS, "reserve() -> int: take the next row of the block beside it, -1 without any left."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -122,7 +128,7 @@ static PyMemberDef table_members[] = {
     {"objects", T_OBJECT_EX, offsetof(Table, objects), READONLY, "code -> object"},
     {"capacity", T_PYSSIZET, offsetof(Table, capacity), READONLY, "rows that fit"},
     {"used", T_PYSSIZET, offsetof(Table, used), READONLY, "rows that are there"},
-    {"reserved", T_PYSSIZET, offsetof(Table, reserved), 0, "rows of a block beside it that are spoken for"},
+    {"reserved", T_PYSSIZET, offsetof(Table, reserved), READONLY, "rows of a block beside it that are spoken for"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -133,7 +139,7 @@ static PyType_Slot table_slots[] = {
 };
 
 static PyType_Spec table_spec = {
-    .name = "tenterhook._calls.Table", .basicsize = sizeof(Table), .flags = Py_TPFLAGS_DEFAULT, .slots = table_slots};
+    .name = "tenterhook.native._calls.Table", .basicsize = sizeof(Table), .flags = Py_TPFLAGS_DEFAULT, .slots = table_slots};
 
 /* --- places: what is counted of a watched module -------------------------------------------------------------------- */
 #define MOST_REPEATED 64
@@ -360,7 +366,7 @@ static PyType_Slot place_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec place_spec = {.name = "tenterhook._calls.Place",
+static PyType_Spec place_spec = {.name = "tenterhook.native._calls.Place",
                                  .basicsize = sizeof(Place),
                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
                                  .slots = place_slots};
@@ -395,6 +401,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     long long seq, step, thread, start;
     (void)type, (void)kwargs;
     if (!PyArg_ParseTuple(args, "OOLLLL", &watched, &parent, &seq, &step, &thread, &start)) return NULL;
+    if (!PyObject_TypeCheck(watched, Place_Type)) return PyErr_Format(PyExc_TypeError, "watched must be a Place");
     if (parent != Py_None && Py_TYPE(parent) != Call_Type) return PyErr_Format(PyExc_TypeError, "parent must be a LiveCall");
     return (PyObject *)call_make(watched, parent, seq, step, thread, start);
 }
@@ -509,7 +516,7 @@ static PyType_Slot call_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec call_spec = {.name = "tenterhook._calls.LiveCall",
+static PyType_Spec call_spec = {.name = "tenterhook.native._calls.LiveCall",
                                 .basicsize = sizeof(Call),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 .slots = call_slots};

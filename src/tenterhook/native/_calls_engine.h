@@ -6,7 +6,7 @@
 
 #include "_calls_types.h"
 #include "_dlpack.h"
-#include "stats/_kernel_api.h"
+#include "../stats/_kernel_api.h"
 
 #define SAMPLED 13           /* as in capture.py: of so many handlers one is timed */
 #define LARGE_BYTES 32768    /* the kernel gives the GIL back for what is larger, so that the lock of the rows has to be held */
@@ -23,22 +23,25 @@ typedef struct {
     PyObject *before, *values_of, *value, *came, *fault, *calls_full, *values_full, *acquire, *release, *owner, *clock;
     PyObject *busy; /* tuple of containers: while one has something in it all goes the way through Python */
     PyObject *outer_passes;
+    PyObject *arounds; /* id -> what stands around the calls of a module */
+    PyObject *global_tables; /* tuple of the tables of hooks on all modules */
     /* where we are */
     PyObject *stack;
     unsigned long ident;
-    long long thread, seq, origin_ns, pass_token;
+    long long thread, seq, origin_ns, pass_token, begun_ns, pause_ns;
     /* rows */
     PyObject *calls, *values, *measured;
     long long serial;
     int64_t call_words[WORDS], value_words[WORDS], dtype_words[DTYPES_KNOWN];
     long long calls_recorded, values_recorded, hook_ns;
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
+    char unsure; /* whether an exception may go past us: there are hooks, or one that hooks do not see has come */
 } Engine;
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
     DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
     DO(new_hooks) DO(export_owner) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
-    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(stack) DO(calls) DO(values) DO(measured)
+    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
 
 static PyTypeObject *Engine_Type;
 static const KernelApi *kernel;
@@ -241,15 +244,20 @@ enum {
 /* Adds the row of a call: of its forward where `duration` is not negative, else of a backward pass. 0, or -1 with an exception. */
 static int add_call(Engine *self, Call *call, Call *parent, long long start, long long duration)
 {
-    Table *table = (Table *)self->calls;
-    if (table->used >= table->capacity && (make_room(self->calls_full) || self->closed)) return self->closed ? 0 : -1;
-    table = (Table *)self->calls;
-    if (table->used >= table->capacity) return 0;
+    Table *table;
+    long long serial;
+    int64_t site, phase;
     int backward = duration < 0;
-    int64_t site = site_code(self, (Place *)call->watched, table, SITE_CALL, "");
-    int64_t phase = known_word(table, self->call_words, backward ? WORD_BACKWARD : WORD_FORWARD,
-                               backward ? word_backward : word_forward);
-    if (site < 0 || phase < 0) return -1;
+    do { /* a site is made by Python, where other threads may hand the table over */
+        serial = self->serial;
+        if (((Table *)self->calls)->used >= ((Table *)self->calls)->capacity && make_room(self->calls_full)) return -1;
+        if (self->closed) return 0;
+        table = (Table *)self->calls;
+        site = site_code(self, (Place *)call->watched, table, SITE_CALL, "");
+        if (site < 0) return -1;
+    } while (serial != self->serial);
+    phase = known_word(table, self->call_words, backward ? WORD_BACKWARD : WORD_FORWARD, backward ? word_backward : word_forward);
+    if (phase < 0 || table->used >= table->capacity) return phase < 0 ? -1 : 0;
     int64_t *cells = table->memory + table->used * table->width;
     cells[C_SITE] = site;
     cells[C_SEQ] = backward ? call->backward_seq : call->seq;
@@ -309,25 +317,29 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
     if (large && make_room(self->acquire)) return -1;
     long long seq = -1;
     int failed = 1;
-    Table *table = (Table *)self->values;
-    if (table->reserved >= table->capacity) {
-        if (make_room(self->values_full)) goto end;
-        table = (Table *)self->values;
-    }
-    if (self->closed || table->reserved >= table->capacity) { /* a fault in handing over has ended the session */
-        failed = 0;
-        seq = self->seq;
-        goto end;
-    }
+    Table *table;
+    long long serial;
     Place *place = (Place *)call->watched;
     int which = backward ? SITE_GRADIENT : SITE_OUTPUT;
-    int64_t site = site_code(self, place, table, which, backward ? "grad_output" : "output");
+    int64_t site;
+    do {
+        serial = self->serial;
+        if (((Table *)self->values)->reserved >= ((Table *)self->values)->capacity && make_room(self->values_full)) goto end;
+        if (self->closed) { /* a fault in handing over has ended the session */
+            failed = 0;
+            seq = self->seq;
+            goto end;
+        }
+        table = (Table *)self->values;
+        site = site_code(self, place, table, which, backward ? "grad_output" : "output");
+        if (site < 0) goto end;
+    } while (serial != self->serial || table->reserved >= table->capacity);
     int64_t shape = shape_code(self, place, table, which, tensor);
     int64_t phase = known_word(table, self->value_words, backward ? WORD_BACKWARD : WORD_FORWARD,
                                backward ? word_backward : word_forward);
     int64_t device = known_word(table, self->value_words, WORD_CPU, PyTuple_GetItem(self->dtype_names, DTYPES_KNOWN));
     int64_t name = known_word(table, self->dtype_words, dtype, PyTuple_GetItem(self->dtype_names, dtype));
-    if (site < 0 || shape < 0 || phase < 0 || device < 0 || name < 0) goto end;
+    if (shape < 0 || phase < 0 || device < 0 || name < 0) goto end;
     seq = self->seq++;
     int64_t row = table->reserved++;
     if (self->measures) {
@@ -396,7 +408,7 @@ static PyMemberDef engine_members[] = {
     OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
     OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
-    OBJECT(busy), OBJECT(outer_passes), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(calls_recorded),
+    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
     NUMBER(values_recorded), NUMBER(hook_ns), FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),
     FLAG(wants_grad_output), FLAG(measures), FLAG(plain), {NULL, 0, 0, 0, NULL},
 };
@@ -411,7 +423,7 @@ static PyType_Slot engine_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec engine_spec = {.name = "tenterhook._calls.Engine",
+static PyType_Spec engine_spec = {.name = "tenterhook.native._calls.Engine",
                                   .basicsize = sizeof(Engine),
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                   .slots = engine_slots};

@@ -142,7 +142,7 @@ static PyType_Slot call_tap_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec call_tap_spec = {.name = "tenterhook._calls.CallTap",
+static PyType_Spec call_tap_spec = {.name = "tenterhook.native._calls.CallTap",
                                     .basicsize = sizeof(CallTap),
                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                     .slots = call_tap_slots};
@@ -272,7 +272,7 @@ static PyType_Slot port_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec port_spec = {.name = "tenterhook._calls.Port",
+static PyType_Spec port_spec = {.name = "tenterhook.native._calls.Port",
                                 .basicsize = sizeof(Port),
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 .slots = port_slots};

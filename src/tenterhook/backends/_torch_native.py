@@ -1,0 +1,196 @@
+"""The native path on torch: what it needs of torch, and how it is put around a module's calls.
+
+Where a module has no hooks, torch's ``__call__`` runs the module's ``_compiled_call_impl`` if there is one, and does without the
+costly way through its hook tables. There we stand, for as long as the module has no hooks but ours: as soon as it gets others,
+or is compiled, ours are hooks in its tables, in front of those that came later. Copies and pickles of a module lack the attribute.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _module_registries
+
+from tenterhook.backends._torch_attachments import Attachment, late_removals
+from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
+from tenterhook.backends._types import Yielding
+from tenterhook.native import NATIVE, FrameworkParts
+
+__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts"]
+
+_ATTRIBUTE = "_compiled_call_impl"
+_call: Any = nn.Module.__call__
+_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_TABLES: tuple[Any, ...] = tuple(getattr(_module_registries, f"_global{name}", None) for name in _TABLES)
+
+
+def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
+    """Return what the native path calls of torch; None for releases that lack something."""
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None or top_saved_tensor_hooks is None:
+        return None
+    base: Any = torch._C.TensorBase
+    return FrameworkParts(
+        exchange=exchange,
+        tensor_types=tensor_types,
+        graph_task=torch._C._current_graph_task_id,
+        grads_on=torch.is_grad_enabled,
+        saved_hooks=top_saved_tensor_hooks,
+        inference_on=torch.is_inference_mode_enabled,
+        is_neg=base.is_neg,
+        is_view=base._is_view,
+        new_hooks=OrderedDict,
+        unusual=(late_removals,),
+        global_tables=_GLOBAL_TABLES if _can_stand_around() else None,
+    )
+
+
+@functools.cache
+def _can_stand_around() -> bool:
+    """Whether this release of torch runs what we put around a module's calls; counts the references that there are to it then."""
+    if NATIVE is None or None in _GLOBAL_TABLES or getattr(_call, "__name__", "") != "_wrapped_call_impl":
+        return False
+    module = nn.Module()
+    holders = [NATIVE.Around()] * 2  # an attachment and its engine
+    module.__dict__[_ATTRIBUTE] = holders[0]
+    try:
+        return module() is None
+    except NotImplementedError:  # it has been passed by
+        return False
+
+
+def attach_around(
+    module: nn.Module,
+    native: tuple[Any, Any],
+    handlers: tuple[Any, Any, Any],
+    put_hooks: Callable[[nn.Module], Attachment],
+) -> Attachment | NativeAttachment:
+    """Stand around the calls of a module where that is right, else put hooks on.
+
+    Args:
+        module: the module.
+        native: the engine, and the module's place in it.
+        handlers: hook before a call, callbacks after it and where it has raised: for what is not plain.
+        put_hooks: puts hooks in the module's tables that do the same.
+    """
+    engine = native[0]
+    if not engine.plain or engine.global_tables is None or not _has_room(module):
+        return put_hooks(module)
+    return NativeAttachment(module, native, handlers, put_hooks)
+
+
+def _has_room(module: nn.Module) -> bool:
+    attributes = module.__dict__
+    return (
+        type(module).__call__ is _call
+        and nn.Module.__call__ is _call
+        and getattr(module, _ATTRIBUTE, None) is None
+        and not any(_GLOBAL_TABLES)
+        and all(name in attributes and not attributes[name] for name in _TABLES)
+    )
+
+
+def _called(module: nn.Module) -> nn.Module:
+    """Return the module that is being called: another one than ours where somebody has copied its attributes."""
+    frame = sys._getframe(1)
+    return frame.f_locals["self"] if frame.f_code is _call.__code__ else module
+
+
+def give_way(module: nn.Module) -> None:
+    """Have hooks in the module's tables take the place of what stands around its calls: another hook is about to come."""
+    around: Any = module.__dict__.get(_ATTRIBUTE)
+    if NATIVE is not None and type(around) is NATIVE.Around and around.give_way is not None:
+        around.give_way()
+
+
+def hooks_around(value: Any) -> dict[str, Any]:
+    """Return the hooks that something found among a module's attributes stands for, by their kind."""
+    return (
+        {"forward_pre": value.hook_before, "forward": value.hook_after}
+        if NATIVE is not None and type(value) is NATIVE.Around
+        else {}
+    )
+
+
+class NativeAttachment(Yielding):
+    """Ours around the calls of one module, or hooks in its tables since it has got others."""
+
+    __slots__ = ("_around", "_engine", "_hooks", "_put_hooks", "_ref", "removed")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        native: tuple[Any, Any],
+        handlers: tuple[Any, Any, Any],
+        put_hooks: Callable[[nn.Module], Attachment],
+    ) -> None:
+        self.removed = 0
+        self._engine = native[0]
+        self._put_hooks = put_hooks
+        self._hooks: Attachment | None = None
+        self._ref = weakref.ref(module)
+        self._around = NATIVE.Around(*native, module, *handlers, _called)
+        self._around.give_way = self.give_way
+        self._put(module)
+
+    def _put(self, module: nn.Module) -> None:
+        module.__dict__[_ATTRIBUTE] = self._around
+        self._around.on = True
+        self._engine.arounds[id(self)] = self._around
+
+    def _take(self) -> nn.Module | None:
+        self._around.on = False
+        self._engine.arounds.pop(id(self), None)
+        module = self._ref()
+        if module is not None and module.__dict__.get(_ATTRIBUTE) is self._around:
+            del module.__dict__[_ATTRIBUTE]
+        return module
+
+    @property
+    def live(self) -> bool:
+        """Whether it is in place."""
+        if self._hooks is not None:
+            return self._hooks.live
+        module = self._ref()
+        return module is not None and module.__dict__.get(_ATTRIBUTE) is self._around
+
+    def give_way(self) -> None:
+        """Put hooks into the module's tables instead, in front of all: the module had none when we came."""
+        module = self._take()
+        if module is not None and self._hooks is None:
+            self._hooks = self._put_hooks(module)
+            self._hooks.put_first()
+
+    def remove(self) -> None:
+        """Take it off."""
+        self._take()
+        self._around.give_way = None  # a cycle
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    def suspend(self) -> bool:
+        """Take it off until ``resume``."""
+        if self._hooks is not None:
+            return self._hooks.suspend()
+        if not self.live:
+            return False
+        self._take()
+        return True
+
+    def resume(self) -> None:
+        """Put it on again, after the hooks that are on by now."""
+        module = self._ref()
+        if self._hooks is not None:
+            self._hooks.resume()
+        elif module is not None:
+            if _has_room(module):
+                self._put(module)
+            else:
+                self._hooks = self._put_hooks(module)

@@ -1,0 +1,90 @@
+"""The native call path, where it was built: plain calls of modules recorded without a frame of Python.
+
+The extension ``tenterhook.native._calls`` does for the plain case what :mod:`tenterhook.tracker`, :mod:`tenterhook.capture` and
+:mod:`tenterhook.gradient_capture` do for every case, and writes the same rows. The environment variable
+``TENTERHOOK_CALLS=python`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tenterhook.stats import DTYPE_CODES, RowBuffer
+
+try:
+    from tenterhook.native import _calls
+    from tenterhook.stats import _kernel
+except ImportError:  # built without a compiler: the Python code gives the same rows
+    _calls = _kernel = None
+
+__all__ = ["CALLS", "NATIVE", "FrameworkParts", "measured_by", "new_engine"]
+
+NATIVE: Any = None if os.environ.get("TENTERHOOK_CALLS") == "python" else _calls
+"""The extension, or None where it is not built or not wanted."""
+
+CALLS: str = "python" if NATIVE is None else "native"
+"""What records plain calls: ``"native"`` or ``"python"``."""
+
+if NATIVE is not None and _kernel is not None:
+    # a copy or a pickle of a hook of ours: takes anything, returns None, and loads where tenterhook is not installed
+    _inert = contextlib.nullcontext().__exit__
+    NATIVE.connect(_kernel.api, _inert, (getattr, (contextlib.nullcontext(), "__exit__")), (_inert, (None, None, None)))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkParts:
+    """What the native path calls of a framework; fields that are functions take what the framework gives them.
+
+    Attributes:
+        exchange: the capsule of DLPack's exchange functions.
+        tensor_types: exactly these are plain tensors.
+        graph_task: number of the backward pass that runs, -1 outside of one.
+        grads_on: whether gradients are tracked.
+        saved_hooks: the newest hooks on saved tensors, None without any.
+        inference_on: whether inference mode is on.
+        is_neg: whether a tensor is a negated view.
+        is_view: whether a tensor is a view.
+        new_hooks: an empty table of a tensor's hooks.
+        unusual: lists that have something in them while hooks of ours wait to be taken off.
+        global_tables: the tables of hooks on all modules; None where nothing can stand around a module's calls but hooks.
+    """
+
+    exchange: Any
+    tensor_types: tuple[type, ...]
+    graph_task: Any
+    grads_on: Any
+    saved_hooks: Any
+    inference_on: Any
+    is_neg: Any
+    is_view: Any
+    new_hooks: Any
+    unusual: tuple[Any, ...]
+    global_tables: tuple[Any, ...] | None = None
+
+
+def measured_by(buffer: RowBuffer) -> Any:
+    """Return the object of the kernel that fills a buffer's rows; None where that is not the native one."""
+    rows = getattr(buffer.measure_flat, "__self__", None)
+    return rows if _kernel is not None and type(rows) is _kernel.Rows else None
+
+
+def new_engine(parts: FrameworkParts | None) -> Any:
+    """Make the engine of one session, or None where a framework, or this build, has no native path."""
+    if NATIVE is None or parts is None or measured_by(RowBuffer(1)) is None:
+        return None
+    try:
+        engine = NATIVE.Engine(parts.exchange, time.perf_counter_ns)
+    except TypeError:  # another major version of DLPack
+        return None
+    for name in ("graph_task", "grads_on", "saved_hooks", "inference_on", "is_neg", "is_view", "new_hooks"):
+        setattr(engine, name, getattr(parts, name))
+    engine.busy = parts.unusual
+    engine.global_tables = parts.global_tables
+    engine.arounds = {}
+    engine.tensor_types = parts.tensor_types
+    engine.dtype_names = (*DTYPE_CODES, "cpu")
+    return engine

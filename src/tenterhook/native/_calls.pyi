@@ -1,0 +1,6 @@
+"""The native call path; built where there is a compiler."""
+
+from typing import Any
+
+def set_outer(place: Any, outer: Any, /) -> None: ...
+def connect(api: Any, inert: Any, parts: tuple[Any, ...], /) -> None: ...

@@ -1,0 +1,267 @@
+/* Calls of a module that has no hooks but ours: torch's own way round its hook tables, `_compiled_call_impl`, leads here. */
+#ifndef TENTERHOOK_CALLS_AROUND_H
+#define TENTERHOOK_CALLS_AROUND_H
+
+#include "_calls_plain.h"
+
+#define TABLES 4
+
+static PyTypeObject *Around_Type;
+static PyObject *name_call_impl, *name_compiled, *name_tables[TABLES];
+static Py_ssize_t references_alone = -1; /* of an Around that is being called, where nobody has copied its module's __dict__ */
+
+typedef struct {
+    PyObject_HEAD
+    Engine *engine; /* NULL in the one by which references are counted */
+    Place *place;
+    PyObject *ref, *before, *after, *failed, *elsewhere, *give_way;
+    char on;
+} Around;
+
+#define EACH_OBJECT_OF_AN_AROUND(DO) DO(engine) DO(place) DO(ref) DO(before) DO(after) DO(failed) DO(elsewhere) DO(give_way)
+
+static PyObject *around_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *engine, *place, *module, *before, *after, *failed, *elsewhere;
+    (void)kwargs;
+    if (PyTuple_Size(args) == 0) return allocate(type);
+    if (!PyArg_ParseTuple(args, "O!O!OOOOO", Engine_Type, &engine, Place_Type, &place, &module, &before, &after, &failed, &elsewhere))
+        return NULL;
+    PyObject *ref = PyWeakref_NewRef(module, NULL);
+    Around *self = ref ? (Around *)allocate(type) : NULL;
+    if (!self) {
+        Py_XDECREF(ref);
+        return NULL;
+    }
+    self->ref = ref;
+    put((PyObject **)&self->engine, engine);
+    put((PyObject **)&self->place, place);
+    put(&self->before, before);
+    put(&self->after, after);
+    put(&self->failed, failed);
+    put(&self->elsewhere, elsewhere);
+    return (PyObject *)self;
+}
+
+static int around_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Around *self = (Around *)object;
+#define DO(name) Py_VISIT(self->name);
+    EACH_OBJECT_OF_AN_AROUND(DO)
+#undef DO
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+static int around_clear(PyObject *object)
+{
+    Around *self = (Around *)object;
+#define DO(name) Py_CLEAR(self->name);
+    EACH_OBJECT_OF_AN_AROUND(DO)
+#undef DO
+    return 0;
+}
+
+static void around_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    around_clear(object);
+    release_object(object);
+}
+
+/* Whether the module, or every module, has hooks of somebody else's; -1 with an exception set. */
+static int has_hooks(Engine *engine, PyObject *module)
+{
+    Py_ssize_t count = engine->global_tables ? PyTuple_Size(engine->global_tables) : 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyObject_Size(PyTuple_GetItem(engine->global_tables, i)) != 0) return 1;
+    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+    if (!attributes) return -1;
+    int has = 0;
+    for (int i = 0; i < TABLES && !has; i++) {
+        PyObject *table = PyDict_GetItemWithError(attributes, name_tables[i]);
+        has = !table || PyObject_Size(table) != 0;
+    }
+    Py_DECREF(attributes);
+    return PyErr_Occurred() ? -1 : has;
+}
+
+/* The call has raised: records it, and leaves the exception as it is. */
+static void call_failed(Around *self, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *kind, *error, *traceback;
+    PyErr_Fetch(&kind, &error, &traceback);
+    PyErr_NormalizeException(&kind, &error, &traceback);
+    if (traceback) PyException_SetTraceback(error, traceback);
+    if (PyErr_GivenExceptionMatches(kind, PyExc_Exception)) {
+        PyObject *done = PyObject_CallFunctionObjArgs(self->failed, module, args, kwargs, error, NULL);
+        if (done) Py_DECREF(done);
+        else PyErr_Clear(); /* as torch does: the error of the call wins */
+    } else self->engine->unsure = 1; /* as with hooks, the call stays open until Python finds out */
+    PyErr_Restore(kind, error, traceback);
+}
+
+static PyObject *run_module(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *run = PyObject_GetAttr(module, name_call_impl);
+    PyObject *result = run ? PyObject_Call(run, args, kwargs) : NULL;
+    Py_XDECREF(run);
+    return result;
+}
+
+static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject *named)
+{
+    int begun = open_call(self->engine, self->place, module, args, named);
+    PyObject *done = begun > 0    ? (Py_INCREF(Py_None), Py_None)
+                     : begun == 0 ? PyObject_CallFunctionObjArgs(self->before, module, args, named, NULL)
+                                  : our_fault(self->engine);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *named, PyObject *result)
+{
+    if (!self->on) return 0; /* taken off in the meantime */
+    int ended = close_call(self->engine, self->place, module, result);
+    PyObject *done = ended > 0    ? (Py_INCREF(Py_None), Py_None)
+                     : ended == 0 ? PyObject_CallFunctionObjArgs(self->after, module, args, named, result, NULL)
+                                  : our_fault(self->engine);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static PyObject *call_around(Around *self, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *named = kwargs, *result = NULL;
+    if (named) Py_INCREF(named);
+    else if (!(named = PyDict_New())) return NULL;
+    if (!begin_around(self, module, args, named)) {
+        result = run_module(module, args, kwargs);
+        if (!result) {
+            if (self->on) call_failed(self, module, args, named);
+        } else if (end_around(self, module, args, named, result)) Py_CLEAR(result);
+    }
+    Py_DECREF(named);
+    return result;
+}
+
+static PyObject *around_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Around *self = (Around *)object;
+    if (!self->engine) {
+        references_alone = Py_REFCNT(object);
+        Py_RETURN_NONE;
+    }
+    PyObject *module = PyWeakref_GetObject(self->ref), *result = NULL;
+    Py_INCREF(module);
+    Py_INCREF(self);
+    if (Py_REFCNT(object) - 1 != references_alone) { /* somebody may have copied the module's __dict__: whose call is it? */
+        PyObject *called = PyObject_CallFunctionObjArgs(self->elsewhere, module, NULL);
+        Py_DECREF(module);
+        module = called;
+    }
+    int has = !module ? -1 : !self->on ? 0 : has_hooks(self->engine, module);
+    if (has > 0) { /* from now on ours are hooks, too, in their place among the others */
+        PyObject *done = PyObject_CallNoArgs(self->give_way ? self->give_way : Py_None);
+        has = done ? 1 : -1;
+        Py_XDECREF(done);
+    }
+    if (has > 0 || (has == 0 && !self->on)) result = run_module(module, args, kwargs);
+    else if (has == 0) result = call_around(self, module, args, kwargs);
+    Py_XDECREF(module);
+    Py_DECREF(self);
+    return result;
+}
+
+/* Of those arounds that are on: is each in its place? Somebody may have compiled a module. */
+static PyObject *all_in_place(PyObject *module, PyObject *arounds)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    (void)module;
+    if (!PyDict_Check(arounds)) return PyErr_Format(PyExc_TypeError, "arounds must be a dict");
+    while (PyDict_Next(arounds, &at, &key, &value)) {
+        PyObject *owner = PyWeakref_GetObject(((Around *)value)->ref);
+        PyObject *attributes = owner == Py_None ? NULL : PyObject_GenericGetDict(owner, NULL);
+        if (!attributes) {
+            PyErr_Clear();
+            continue;
+        }
+        PyObject *found = PyDict_GetItemWithError(attributes, name_compiled);
+        Py_DECREF(attributes);
+        if (found != value) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *around_copy(PyObject *object, PyObject *memo)
+{
+    (void)object, (void)memo;
+    Py_RETURN_NONE; /* a copy of the module is called as if there were none */
+}
+
+static PyObject *nothing_parts; /* how a pickle makes None */
+
+static PyObject *around_reduce(PyObject *object, PyObject *ignored)
+{
+    (void)object, (void)ignored;
+    Py_INCREF(nothing_parts);
+    return nothing_parts;
+}
+
+/* TorchScript's tracer asks this of a module's attributes before it takes them over, and cannot take over this one. */
+static PyObject *around_modifier(PyObject *object, void *closure)
+{
+    Engine *engine = ((Around *)object)->engine;
+    PyObject *all = engine && engine->arounds ? PyDict_Values(engine->arounds) : PyList_New(0);
+    (void)closure;
+    for (Py_ssize_t i = 0; all && i < PyList_Size(all); i++) {
+        PyObject *give_way = ((Around *)PyList_GetItem(all, i))->give_way;
+        PyObject *done = give_way && give_way != Py_None ? PyObject_CallNoArgs(give_way) : (Py_INCREF(Py_None), Py_None);
+        Py_XDECREF(done);
+        if (!done) Py_CLEAR(all);
+    }
+    if (all) PyErr_SetString(PyExc_AttributeError, "_torchscript_modifier");
+    Py_XDECREF(all);
+    return NULL;
+}
+
+static PyObject *around_nothing(PyObject *object, void *closure)
+{
+    (void)object, (void)closure;
+    Py_RETURN_NONE;
+}
+
+static PyGetSetDef around_getset[] = {
+    {"before", around_nothing, NULL, "what stood here before: nothing, or it would not have been put here", NULL},
+    {"_torchscript_modifier", around_modifier, NULL, "none; has hooks take the place of all of the session", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef around_methods[] = {
+    {"__deepcopy__", around_copy, METH_O, NULL},
+    {"__reduce__", around_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef around_members[] = {
+    {"on", T_BOOL, offsetof(Around, on), 0, "whether calls are followed"},
+    {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
+    {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
+    {"give_way", T_OBJECT, offsetof(Around, give_way), 0, "has hooks in the module's tables take its place"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot around_slots[] = {
+    {Py_tp_new, around_new},         {Py_tp_dealloc, around_dealloc}, {Py_tp_traverse, around_traverse},
+    {Py_tp_clear, around_clear},     {Py_tp_call, around_call},       {Py_tp_methods, around_methods},
+    {Py_tp_members, around_members}, {Py_tp_getset, around_getset}, {Py_tp_doc, "Around(engine, place, module, before, after, failed, elsewhere): what runs a module's calls."},
+    {0, NULL},
+};
+
+static PyType_Spec around_spec = {.name = "tenterhook.native._calls.Around",
+                                  .basicsize = sizeof(Around),
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                  .slots = around_slots};
+
+#endif

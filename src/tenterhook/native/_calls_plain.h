@@ -1,0 +1,97 @@
+/* Plain calls: how they begin and how they end. */
+#ifndef TENTERHOOK_CALLS_PLAIN_H
+#define TENTERHOOK_CALLS_PLAIN_H
+
+#include "_calls_taps.h"
+
+/* Returns the innermost running call where this thread's calls take the native path and nothing unusual is going on. */
+static Call *running_call(Engine *self)
+{
+    if (self->closed || !self->plain || !self->stack || self->ident != PyThread_get_thread_ident() || is_busy(self)) return NULL;
+    Py_ssize_t depth = PyList_Size(self->stack);
+    if (depth < 1) return NULL;
+    PyObject *top = PyList_GetItem(self->stack, depth - 1);
+    return Py_TYPE(top) == Call_Type ? (Call *)top : NULL;
+}
+
+/* Begins a call: 1, 0 where Python has to, -1 with an exception set. */
+static int open_call(Engine *self, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    Call *outer = running_call(self);
+    if (!outer || !place->outer || place->outer != outer->watched) return 0;
+    long long token = running_task(self);
+    if (token != -1) return token == -2 && PyErr_Occurred() ? -1 : 0;
+    int tracks = asks(self->grads_on);
+    if (tracks < 0) return -1;
+    if (tracks) {
+        PyObject *saved = PyObject_CallFunctionObjArgs(self->saved_hooks, Py_False, NULL);
+        if (!saved) return -1;
+        Py_DECREF(saved);
+        if (saved != Py_None) return 0;
+    } else if (outer->tracks || (outer->regions != no_regions && PyObject_Size(outer->regions) != 0)) return 0;
+    long long now = now_ns(self), begun = now + self->origin_ns;
+    if (self->unsure && begun - self->begun_ns > self->pause_ns) return 0; /* Python looks at what still runs */
+    self->begun_ns = begun;
+    Call *parent = outer->recorded ? outer : (Call *)outer->parent;
+    long long seq = self->seq++;
+    Call *call = call_make((PyObject *)place, (PyObject *)parent, seq, outer->step, self->thread, now);
+    if (!call) return -1;
+    call->tracks = (char)tracks;
+    int failed = place_begin(place, call) || PyList_Append(self->stack, (PyObject *)call);
+    if (!failed && place->wanted && place->due && self->follows) {
+        call->followed = call->recorded = 1;
+        if (self->wants_input) {
+            PyObject *done = PyObject_CallFunctionObjArgs(self->before, call, module, args, kwargs, NULL);
+            failed = !done;
+            Py_XDECREF(done);
+        }
+    }
+    if (!failed && seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - call->start_ns) * SAMPLED;
+    Py_DECREF(call);
+    return failed ? -1 : 1;
+}
+
+/* Records what a call has given. 0, or -1 with an exception set. */
+static int output_given(Engine *self, Call *call, PyObject *module, PyObject *output)
+{
+    DLTensor found;
+    int dtype, done = ((Place *)call->watched)->keep ? 0 : is_plain(self, output, &found, &dtype);
+    if (done > 0 && self->wants_output && add_value(self, call, &found, dtype, 0) < 0) return -1;
+    PyObject *rest = NULL;
+    if (done > 0 && self->wants_grad_output) {
+        done = tap_output(self, call, output, module);
+        if (!done) { /* the gradient only */
+            rest = PyObject_CallFunctionObjArgs(self->values_of, call, module, output, Py_False, NULL);
+            done = rest ? 1 : -1;
+        }
+    } else if (!done) {
+        rest = PyObject_CallFunctionObjArgs(self->values_of, call, module, output, self->wants_output ? Py_True : Py_False, NULL);
+        done = rest ? 1 : -1;
+    }
+    Py_XDECREF(rest);
+    return done < 0 ? -1 : 0;
+}
+
+static int is_given(PyObject *object) { return object && object != Py_None; }
+
+/* Ends a call: 1, 0 where Python has to, -1 with an exception set. */
+static int close_call(Engine *self, Place *place, PyObject *module, PyObject *output)
+{
+    Call *call = running_call(self);
+    Py_ssize_t depth = call ? PyList_Size(self->stack) : 0;
+    if (depth < 2 || call->watched != (PyObject *)place || call->phase != word_forward || is_given(call->aliases)) return 0;
+    if (call->regions != no_regions && PyObject_Size(call->regions) != 0) return 0;
+    Py_INCREF(call);
+    int failed = PyList_SetSlice(self->stack, depth - 1, depth, NULL);
+    if (!failed && call->followed) {
+        long long now = now_ns(self);
+        Call *parent = (Call *)call->parent;
+        failed = call->recorded && add_call(self, call, parent, call->start_ns, now - call->start_ns);
+        if (!failed && (self->wants_output || self->wants_grad_output)) failed = output_given(self, call, module, output);
+        if (!failed && call->seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - now) * SAMPLED;
+    }
+    Py_DECREF(call);
+    return failed ? -1 : 1;
+}
+
+#endif

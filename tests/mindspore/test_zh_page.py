@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from tests.mindspore.loading import assert_untouched
+from tests.zh_page import run_page
+
+
+def test_the_chinese_page_prints_what_it_says_in_mindspore() -> None:
+    assert run_page("mindspore") == 5
+    assert_untouched()
