@@ -281,7 +281,6 @@ def record(
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
         resume: go on with an unfinished recording at ``to`` of an earlier process (not to be taken for ``rec.resume()``,
-            which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop skips the steps before it. Where there is none, a new one begins. Under
             which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop skips the
             steps before it. Where there is none, a new one begins. Under
         recompute: whether the recomputation of checkpointed modules gets rows of its own.

@@ -193,7 +193,7 @@ def test_an_edit_of_the_root_of_a_graph_module_applies() -> None:
 @pytest.mark.usefixtures("loaded_compiler")
 def test_an_exported_program_is_told() -> None:
     """Row 19, same kind: torch.export inlines every layer."""
-    exported = torch.export.export(make_net(), (torch.ones(1, 2),))
+    exported = torch.export.export(make_net(), (torch.ones(1, 2),), strict=False)
     with pytest.raises(UnsupportedError, match=r"exported\.module\(\)"):
         th.record(exported)
     model = exported.module()
@@ -220,6 +220,7 @@ def test_strict_export_in_a_session_is_refused_by_torch() -> None:
     with th.record(model) as rec, pytest.raises((torch._dynamo.exc.TorchDynamoException, AssertionError)):
         torch.export.export(model, (torch.ones(1, 2),), strict=True)
     assert rec.recording.manifest.partial is None
+    torch._dynamo.reset()  # torch 2.6 exports nothing strictly once something was compiled
     program = torch.export.export(model, (torch.ones(1, 2),), strict=True)
     assert torch.equal(program.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
 
