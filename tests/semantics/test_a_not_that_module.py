@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import contextlib
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
