@@ -194,3 +194,32 @@ def test_another_shape_by_data_is_told() -> None:
         optimizer.step()
     assert _rows(rec, 0)["head.bias", "update"]["note"] == "the parameter got another shape during the step"
     assert rec.recording.manifest.partial is None
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        (_new_tensor, "fc.weight", "parameter 'fc.weight' is no longer the one hooked: it was replaced"),
+        (_removed, "fc.bias", "parameter 'fc.bias' is no longer there"),
+    ],
+)
+def test_hooks_tell_that_their_parameter_was_replaced(change: Callable[[Net], None], name: str, words: str) -> None:
+    net = Net()
+    with th.hooks(net) as hooks:
+        hooks.param_grad(name, lambda name, gradient: None)
+        assert "no longer" not in str(hooks)
+        change(net)
+        _train(net)
+        assert words in str(hooks)
+        assert hooks.fired == 0
+    assert words in str(hooks)
+
+
+def test_hooks_follow_a_parameter_that_gets_another_name() -> None:
+    net = Net()
+    with th.hooks(net) as hooks:
+        hooks.param_grad("fc.weight", lambda name, gradient: None)
+        _pruned(net)
+        _train(net)
+        assert hooks.fired == 1
+        assert "no longer" not in str(hooks)

@@ -108,6 +108,7 @@ class HookSite:
         "left_alone",
         "live",
         "looked",
+        "parameter",
         "path",
         "reason",
         "recomputed",
@@ -133,6 +134,7 @@ class HookSite:
         ] = {}  # what it gave back as it was given it, where its code has no name
         self.live = True
         self.reason: str | None = None  # why it has not fired, where that is known
+        self.parameter: Callable[[], Any] | None = None  # of a hook on a parameter: the one that it is on
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong
         self.at_removal: Callable[[], None] | None = None
         self._attachment: Detachable | None = None

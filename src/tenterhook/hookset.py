@@ -180,6 +180,7 @@ class HookSet(ProcessHooks):
         sites = []
         for entry in chosen:
             site = HookSite("param_grad", entry.path, fn)
+            site.parameter = weakref.ref(entry.module)
             tap = tap_parameter(
                 self._backend,
                 users[entry.path][0],

@@ -139,6 +139,8 @@ class SiteReasons:
         self._now = {} if root is None else {entry.path: entry for entry in backend.entries(root)}
         self._blind = {} if root is None else backend.blind_spots(root)
         self._called = {site.path for site in sites if site.kind in ON_CALLS and (site.fired or site.calls)}
+        hooks_parameters = root is not None and any(site.parameter is not None for site in sites)
+        self._parameters = {one.name: one.parameter for one in backend.parameters(root)} if hooks_parameters else None
         self._weights = weights
         self._passes = gathering.passes
 
@@ -152,6 +154,11 @@ class SiteReasons:
             elsewhere = replaced(site.path, self._hooked.get(site.path), self._now.get(site.path))
             if elsewhere is not None:
                 return elsewhere
+        if site.parameter is not None and self._parameters is not None:
+            now, hooked = self._parameters.get(site.path), site.parameter()
+            if hooked is None or not any(one is hooked for one in self._parameters.values()):  # pruning renames it
+                what = "no longer there" if now is None else "no longer the one hooked: it was replaced"
+                return f"parameter '{site.path}' is {what}"
         if not site.in_place:
             return "hooks were removed by somebody else"
         if site.fired:
