@@ -217,3 +217,20 @@ class Watched(Place):
     def name(self) -> str:
         """The path, with a word for the root."""
         return self.path or "(root)"
+
+
+class Rerun:
+    """A region that is being run again: how many calls of each module have come back so far."""
+
+    __slots__ = ("_counts", "_first")
+
+    def __init__(self, first: dict[Watched, list[LiveCall]]) -> None:
+        self._first = first
+        self._counts: Counter[Watched] = Counter()
+
+    def next_of(self, watched: Watched) -> LiveCall | None:
+        """Return the call of the first run that the next call of ``watched`` repeats; None where that was not seen."""
+        calls = self._first.get(watched, ())
+        index = self._counts[watched]
+        self._counts[watched] += 1
+        return calls[index] if index < len(calls) else None

@@ -12,14 +12,13 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from tenterhook.backends import Backend
 from tenterhook.backward_passes import OutermostPasses
-from tenterhook.calls import LiveCall, Watched
+from tenterhook.calls import LiveCall, Rerun, Watched
 from tenterhook.native import NATIVE
 
 __all__ = ["Tracker"]
@@ -36,23 +35,6 @@ class _RegionCalls:
 
     def __call__(self) -> AbstractContextManager[None]:
         return self._tracker.rerunning(self)
-
-
-class _Rerun:
-    """A region that is being run again: how many calls of each module have come back so far."""
-
-    __slots__ = ("_counts", "_first")
-
-    def __init__(self, first: _RegionCalls) -> None:
-        self._first = first
-        self._counts: Counter[Watched] = Counter()
-
-    def next_of(self, watched: Watched) -> LiveCall | None:
-        """Return the call of the first run that the next call of ``watched`` repeats; None where that was not seen."""
-        calls = self._first.calls.get(watched, ())
-        index = self._counts[watched]
-        self._counts[watched] += 1
-        return calls[index] if index < len(calls) else None
 
 
 _PAUSE_NS = 100_000  # a look at what runs costs some microseconds
@@ -85,7 +67,7 @@ class Tracker:
         self._on_step_begin = on_step_begin
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
-        self._reruns: dict[int, list[_Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
+        self._reruns: dict[int, list[Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self.passes = OutermostPasses(backend)
         self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence: Iterator[int] = itertools.count()
@@ -257,7 +239,7 @@ class Tracker:
         thread = self.thread()
         stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
         height = len(stack)
-        reruns.append(_Rerun(first))
+        reruns.append(Rerun(first.calls))
         if self.reenters:
             self.passes.current()
         try:
