@@ -92,10 +92,12 @@ class Give(nn.Module):
         return self.held[0]
 
 
-@pytest.fixture(params=["host", "copied", "in parts"])
+@pytest.fixture(params=["host", "host, by Python", "copied", "in parts"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Measure on the host, or as of a device: copied and measured later, or measured where it lies."""
     if request.param != "host":
+        monkeypatch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+    if not request.param.startswith("host"):
         monkeypatch.setattr(TorchBackend, "measure", TorchBackend._measure_unusual)
         monkeypatch.setattr(TorchBackend, "defers", lambda self, tensor: True)
     if request.param == "in parts":
@@ -104,11 +106,13 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def row_of(tensor: Tensor) -> dict[str, Any]:
-    model = Give(tensor)
+    model = nn.Sequential(Give(tensor))
     with th.record(model, kinds=["output"], on_error="raise") as rec:
         assert model(None) is tensor
     assert rec._capture.failure is None
-    (row,) = rec.table("values").to_pylist()
+    row, of_root = rec.table("values").to_pylist()
+    same = ("shape", "note", "digest", "numel")
+    assert [row[name] for name in same] == [of_root[name] for name in same]
     return row
 
 

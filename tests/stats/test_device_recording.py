@@ -69,6 +69,9 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ordered]:
 
     monkeypatch.setattr(devices.DeviceRows, "add", counted)
     monkeypatch.setattr(devices.DeviceRows, "_bring", awaited)
+    monkeypatch.setattr(
+        "tenterhook.capture.new_engine", lambda parts: None
+    )  # of the native path, which is for the host's
     monkeypatch.setattr(TorchBackend, "measure", TorchBackend._measure_unusual)
     monkeypatch.setattr(TorchBackend, "defers", lambda self, tensor: True)
     yield seen

@@ -302,6 +302,8 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     }
     *dtype = dtype_code(found->dtype);
     if (*dtype < 0 || found->device.device_type != DL_CPU || found->ndim > 32) return 0;
+    if ((uintptr_t)found->data < LOW_ADDRESS && !has_storage(tensor)) return 0;
+    if (self->measures && numel_of(found) >= THREADED) return 0; /* Python says how many threads the framework has just now */
     PyObject *negated = PyObject_CallFunctionObjArgs(self->is_neg, tensor, NULL);
     if (!negated) return -1;
     Py_DECREF(negated);
@@ -311,8 +313,7 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
 /* Records a plain tensor; returns the number of the event, or -1 with an exception set. */
 static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int dtype, int backward)
 {
-    int64_t numel = 1;
-    for (int i = 0; i < tensor->ndim; i++) numel *= tensor->shape[i];
+    int64_t numel = numel_of(tensor);
     int large = self->measures && numel * (tensor->dtype.bits / 8) > LARGE_BYTES;
     if (large && make_room(self->acquire)) return -1;
     long long seq = -1;

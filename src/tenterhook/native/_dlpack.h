@@ -63,11 +63,33 @@ static int dtype_code(DLDataType dtype)
     switch (dtype.code) {
     case DL_FLOAT: return size == 2 ? 0 : size == 3 ? 1 : size == 1 ? 2 : -1;
     case DL_BFLOAT: return size == 1 ? 3 : -1;
-    case DL_INT: return 8 + 2 * size;
-    case DL_UINT: return 9 + 2 * size;
+    case DL_INT: return size ? 8 + 2 * size : -1; /* torch's int1 to int7 are told as 8 bits, too: Python tells them apart */
+    case DL_UINT: return size ? 9 + 2 * size : -1;
     case DL_BOOL: return size == 0 ? 16 : -1;
     default: return -1;
     }
+}
+
+#define LOW_ADDRESS ((uintptr_t)1 << 36)
+#define THREADED 262144 /* rows.THREADED_NUMEL */
+
+static int64_t numel_of(const DLTensor *tensor)
+{
+    int64_t numel = 1;
+    for (int i = 0; i < tensor->ndim; i++) numel *= tensor->shape[i];
+    return numel;
+}
+
+/* Whether there is memory behind a tensor: one that was let go (`storage.resize_(0)`, as FSDP does) has its offset for an address. */
+static int has_storage(PyObject *tensor)
+{
+    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *size = storage ? PyObject_CallMethod(storage, "nbytes", NULL) : NULL;
+    int has = size && PyObject_IsTrue(size) > 0;
+    Py_XDECREF(storage);
+    Py_XDECREF(size);
+    PyErr_Clear(); /* what has no storage to ask is left to Python */
+    return has;
 }
 
 #endif
