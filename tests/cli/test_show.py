@@ -139,6 +139,17 @@ def test_how_the_run_ended(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     assert json.loads(show(str(path), "--json").out)["status"] == "stopped"
 
 
+def test_edits_of_the_run_are_told(tmp_path: Path) -> None:
+    edits = [
+        {"kind": "output", "select": "features.*", "value": "scale(0.5)", "ran": 12},
+        {"kind": "skip", "select": "head", "value": "", "ran": 1},
+        {"kind": "stop", "select": "aux", "value": "", "ran": 0},
+    ]
+    out = show(str(write_net(tmp_path / "a.thk", edits=edits)), width=120).out
+    told = "were on: output features.* scale(0.5) (ran 12 times); skip head (ran once); stop aux (never ran)"
+    assert f" edits   {told}\n" in out
+
+
 def test_other_steps_are_listed_while_they_are_few(tmp_path: Path) -> None:
     few, many = write_steps(tmp_path / "few.thk", [0, 10, 20]), write_steps(tmp_path / "many.thk", range(0, 900, 100))
     assert show(str(few)).out.splitlines()[-1] == f"steps 10, 20 are recorded as well: tenterhook show {few} --step N"
