@@ -279,14 +279,14 @@ def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
 
 
 def _order_columns(page: Page) -> list[Column]:
+    several = len(page.overview.models) > 1
     arrows = {"forward": "->", "backward": "<-", "recompute": "=>"}
 
     def name(line: Line) -> str:
         row = line.row
         if not line.first:
             return f"  {line.what}"
-        model = f"{row.model}/" if len(page.overview.models) > 1 else ""
-        return f"{model}{row.path or ROOT}{_which(row, page)} {line.what}".rstrip()
+        return f"{row.place(several)}{_which(row, page)} {line.what}".rstrip()
 
     return [
         Column("", lambda line: arrows.get(line.row.phase or "", "") if line.first else "", style="cyan"),
@@ -301,10 +301,8 @@ def _value_columns(page: Page) -> list[Column]:
 
     def name(line: Line) -> str:
         row, value = line.row, line.value
-        model = f"{row.model}/" if several else ""
-        if value is None:
-            return f"{model}{row.path or ROOT}{_which(row, page)}"
-        return f"{model}{row.path or ROOT}:{value.site}{_which(row, page)}"
+        kind = "" if value is None else f":{value.site}"
+        return f"{row.place(several)}{kind}{_which(row, page)}"
 
     return [Column("site", name, name=True), *STATISTICS_COLUMNS]
 
