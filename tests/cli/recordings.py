@@ -12,7 +12,7 @@ from tenterhook.recording import Cost, DiskSink, Manifest, Model
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tests.recording.synthetic import batch, call, value
 
-__all__ = ["MODULES_OF_NET", "write_empty", "write_first_bad", "write_kinds", "write_net", "write_steps"]
+__all__ = ["MODULES_OF_NET", "write_empty", "write_first_bad", "write_kinds", "write_named", "write_net", "write_steps"]
 
 MODULES_OF_NET = {
     "": "Net",
@@ -199,3 +199,11 @@ def write_empty(path: Path) -> Path:
     sink = DiskSink(path, manifest)
     sink.close(manifest, MODULES.empty_table())
     return path
+
+
+def write_named(path: Path, names: Iterable[str], *, model: str) -> Path:
+    """Write one call of each of some modules, in two models: one of this name, and a second one."""
+    places = [(owner, name) for owner in (model, f"{model}-2") for name in names]
+    calls = [call(2 * seq, 0, name, model=owner) for seq, (owner, name) in enumerate(places)]
+    values = [value(2 * seq + 1, 2 * seq, 0, name, model=owner) for seq, (owner, name) in enumerate(places)]
+    return _write(path, calls, values, steps=1)

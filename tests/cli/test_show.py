@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.cli import run_show
 from tests.cli.commands import Result, tenterhook
-from tests.cli.recordings import write_empty, write_first_bad, write_kinds, write_net, write_steps
+from tests.cli.recordings import write_empty, write_first_bad, write_kinds, write_named, write_net, write_steps
 
 
 @pytest.fixture
@@ -86,6 +87,19 @@ def test_every_printed_site_is_taken(net: Path) -> None:
         assert show("@0", "--step", "1", "--site", site, "--json").code == 0, site
 
 
+@pytest.mark.parametrize("model", ["Net", "net"])
+def test_odd_names_are_printed_so_that_they_are_taken(tmp_path: Path, model: str) -> None:
+    names = ["a b/c:d#e@f[0]", "日本", "x,y", "!z", "re:w", 'quo"te', "features"]
+    path = write_named(tmp_path / "a.thk", names, model=model)
+    lines = show(str(path), "--as", "table", width=200).out.splitlines()
+    sites = [re.split(r"  +", line)[0] for line in lines[lines.index("step 0, every value") + 2 :]]
+    assert len(sites) == 2 * len(names)
+    for site, name in zip(sites, [*names, *names], strict=True):
+        for text in (site, f"{site}#0@0"):
+            rows = json.loads(show(str(path), "--site", text, "--json").out)["data"]["rows"]
+            assert {row["path"] for row in rows} == {name}, text
+
+
 @pytest.mark.parametrize("site", ["cell#9", "features.0:output@7", "head:input", "rnn:output[2]"])
 def test_an_address_of_which_nothing_is_recorded(net: Path, site: str) -> None:
     result = show("@0", "--site", site)
@@ -137,6 +151,17 @@ def test_how_the_run_ended(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     found = show(str(path))
     assert found.out.partition("\n\n")[0] == snapshot
     assert json.loads(show(str(path), "--json").out)["status"] == "stopped"
+
+
+def test_edits_of_the_run_are_told(tmp_path: Path) -> None:
+    edits = [
+        {"kind": "output", "select": "features.*", "value": "scale(0.5)", "ran": 12},
+        {"kind": "skip", "select": "head", "value": "", "ran": 1},
+        {"kind": "stop", "select": "aux", "value": "", "ran": 0},
+    ]
+    out = show(str(write_net(tmp_path / "a.thk", edits=edits)), width=120).out
+    told = "were on: output features.* scale(0.5) (ran 12 times); skip head (ran once); stop aux (never ran)"
+    assert f" edits   {told}\n" in out
 
 
 def test_other_steps_are_listed_while_they_are_few(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tenterhook._slots import SLOT_STEP
-from tenterhook.address import ROOT, Kind, parse_place, parse_site
+from tenterhook.address import ROOT, Kind, format_place, parse_place, parse_site
 from tenterhook.errors import SelectionError
 from tenterhook.recording import Recording
 from tenterhook.selection import Entry, check_patterns, resolve
@@ -94,7 +94,11 @@ def check(text: str) -> None:
     Raises:
         SelectionError: it is malformed.
     """
-    check_patterns(split(text).place)
+    place = split(text).place
+    if '"' in place:
+        parse_place(place)
+    else:
+        check_patterns(place)
 
 
 def parts_of(recording: Recording, texts: Collection[str]) -> list[Part]:
@@ -111,12 +115,30 @@ def parts_of(recording: Recording, texts: Collection[str]) -> list[Part]:
     found: list[Part] = []
     for text in texts:
         asked = split(text)
-        model, pattern = _of_model(asked.place, entries)
-        those = [(name, entry) for name in entries if model in (None, name) for entry in entries[name]]
-        chosen = resolve(pattern, [entry for _, entry in those], what="recorded module")
-        keep = set(map(id, chosen))
-        found += [Part(name, entry.path, asked) for name, entry in those if id(entry) in keep]
+        those = _named(asked.place, entries)
+        if not those:
+            model, pattern = _of_model(asked.place, entries)
+            known = [(name, entry) for name in entries if model in (None, name) for entry in entries[name]]
+            keep = {id(entry) for entry in resolve(pattern, [entry for _, entry in known], what="recorded module")}
+            those = [(name, entry.path) for name, entry in known if id(entry) in keep]
+        found += [Part(name, path, asked) for name, path in those]
     return found
+
+
+def _named(place: str, entries: Mapping[str, Sequence[Entry]]) -> list[tuple[str, str]]:
+    """Find what a place names outright, as places are printed; nothing where it is a pattern."""
+    try:
+        model, path, op = parse_place(place, models=list(entries))
+    except SelectionError:  # a pattern
+        return []
+    stored = format_place(path, op=op) if op else path
+    return [
+        (name, entry.path)
+        for name in entries
+        if model in (None, name)
+        for entry in entries[name]
+        if entry.path == stored
+    ]
 
 
 def _of_model(place: str, entries: Collection[str]) -> tuple[str | None, str]:
@@ -126,7 +148,4 @@ def _of_model(place: str, entries: Collection[str]) -> tuple[str | None, str]:
     model, slash, rest = place.partition("/")
     if slash and model in entries and rest:
         return model, rest
-    if place.startswith('"'):
-        name, path, op = parse_place(place, models=entries)
-        return name, path if not op else place
     return None, place

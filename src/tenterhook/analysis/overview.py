@@ -71,6 +71,11 @@ class Row:
     error: str | None
     values: list[Seen]
 
+    def place(self, with_model: bool) -> str:
+        """Write where it is, as addresses do."""
+        path, op = split_op(self.path) if self.type == "op" else (self.path, "")
+        return format_place(path, op=op, model=self.model if with_model else None)
+
     @property
     def op(self) -> str:
         """Name of the function where this is a functional call; else empty."""

@@ -77,9 +77,14 @@ def _place(text: str, models: Sequence[str], paths: Collection[tuple[str, str]],
 
 def _unknown(path: str, models: Sequence[str], paths: Collection[tuple[str, str]]) -> str:
     names = [f"{model}/{name or '(root)'}" if len(models) > 1 else name or "(root)" for model, name in paths]
-    bare = [name or "(root)" for _, name in paths]
-    near = difflib.get_close_matches(path, list(dict.fromkeys([*names, *bare])), n=5, cutoff=0.5)
-    if near:
+    spelled = dict(zip(names, paths, strict=True))
+    for model, name in paths:  # bare, which means the first model that has it
+        spelled.setdefault(name or "(root)", (model, name))
+    close: dict[tuple[str, str], str] = {}  # each module once, by the likest of its spellings
+    for text in difflib.get_close_matches(path, list(spelled), n=10, cutoff=0.5):
+        close.setdefault(spelled[text], text)
+    if close:
+        near = list(close.values())[:5]
         return f"no module {path!r} is in this recording; the nearest are {', '.join(near)}"
     if not names:
         return f"no module {path!r} is in this recording: it holds no calls"

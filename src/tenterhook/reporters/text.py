@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -149,6 +149,8 @@ def _print_verdict(console: Console, page: Page) -> None:
     elif seen.values:
         text += ", all finite"
     rows.append(("run", _run(manifest)))
+    if manifest.edits:
+        rows.append(("edits", f"were on: {_edits(manifest.edits)}"))
     if len(seen.models) > 1:
         rows.append(("models", ", ".join(seen.models)))
     rows.append(("cover", _cover(page)))
@@ -156,6 +158,17 @@ def _print_verdict(console: Console, page: Page) -> None:
         rows.append(("steps", crowded(*seen.crowded)))
     rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
+
+
+def _edits(edits: Sequence[Mapping[str, object]]) -> str:
+    """Write what an edit session did to the model meanwhile, the first few."""
+    parts = []
+    for edit in edits[:_LISTED]:
+        words = " ".join(str(edit.get(name) or "") for name in ("kind", "select", "value")).strip()
+        ran = edit.get("ran")
+        parts.append(f"{words} ({'never ran' if not ran else f'ran {ran:,} times' if ran != 1 else 'ran once'})")
+    more = len(edits) - len(parts)
+    return "; ".join(parts) + (f"; and {more} more" if more else "")
 
 
 def _run(manifest: Manifest) -> str:
@@ -266,14 +279,14 @@ def _tree_columns(page: Page, rows: Sequence[Row]) -> list[Column]:
 
 
 def _order_columns(page: Page) -> list[Column]:
+    several = len(page.overview.models) > 1
     arrows = {"forward": "->", "backward": "<-", "recompute": "=>"}
 
     def name(line: Line) -> str:
         row = line.row
         if not line.first:
             return f"  {line.what}"
-        model = f"{row.model}/" if len(page.overview.models) > 1 else ""
-        return f"{model}{row.path or ROOT}{_which(row, page)} {line.what}".rstrip()
+        return f"{row.place(several)}{_which(row, page)} {line.what}".rstrip()
 
     return [
         Column("", lambda line: arrows.get(line.row.phase or "", "") if line.first else "", style="cyan"),
@@ -288,10 +301,8 @@ def _value_columns(page: Page) -> list[Column]:
 
     def name(line: Line) -> str:
         row, value = line.row, line.value
-        model = f"{row.model}/" if several else ""
-        if value is None:
-            return f"{model}{row.path or ROOT}{_which(row, page)}"
-        return f"{model}{row.path or ROOT}:{value.site}{_which(row, page)}"
+        kind = "" if value is None else f":{value.site}"
+        return f"{row.place(several)}{kind}{_which(row, page)}"
 
     return [Column("site", name, name=True), *STATISTICS_COLUMNS]
 
