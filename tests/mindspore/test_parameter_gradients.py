@@ -242,3 +242,26 @@ def test_hooks_that_are_gone_are_shown_nothing() -> None:
         optimizer(given())
         assert handle.fired == 0
     assert th.installed_hooks(cell) == []
+
+
+def test_a_shared_parameter_in_cells_that_recompute_has_one_gradient() -> None:
+    class Block(nn.Cell):
+        def __init__(self, fc: nn.Cell) -> None:
+            super().__init__()
+            self.fc = fc
+
+        def construct(self, x: ms.Tensor) -> ms.Tensor:
+            return self.fc(x) * 2
+
+    shared = nn.Dense(3, 3)
+    cell = nn.SequentialCell(Block(shared), Block(shared))
+    for block in cell:
+        block.recompute()
+    weights = cell.trainable_params()
+    with th.record(cell, kinds=["param_grad"], tensors=True) as rec, th.hooks(cell) as hooks:
+        handle = hooks.param_grad("**", lambda name, gradient: None)
+        came = ms.grad(lambda x: cell(x).sum(), None, weights)(ms.Tensor(X))
+    assert handle.fired == 2
+    seen = recorded(rec)
+    for gradient, name in zip(came, ("0.fc.weight", "0.fc.bias"), strict=True):
+        np.testing.assert_array_equal(seen[name], gradient.asnumpy())
