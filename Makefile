@@ -6,6 +6,7 @@
 #   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
 #   make test-python-calls  the tests of what is recorded, without the native code for plain calls
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
+#   make test-oldest   what hooks promise (tests/semantics), on the oldest torch that is supported, in an environment of its own
 #
 # Variables:
 #   PYTHON, PYTHON_MINDSPORE   the interpreters to build the environments from
@@ -22,6 +23,8 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST_TORCH := 2.6.0
+OLDEST_VENV := .venv-oldest
 MS_VENV := .venv-mindspore
 MS_BIN := $(MS_VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -34,7 +37,7 @@ NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch])
 MS_TESTS := $(wildcard tests/mindspore tests/contract)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python-calls check format docs benchmarks test-mindspore clean
+.PHONY: help demo test test-python-calls check format docs benchmarks test-mindspore test-oldest clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -70,8 +73,13 @@ benchmarks: $(VENV)/installed
 test-mindspore: $(MS_VENV)/installed
 	$(MS_BIN)/python -m pytest $(MS_TESTS) $(PYTEST_ARGS)
 
+# The same rules, with other names: torch 2.6 has wheels for Python 3.9 to 3.13.
+test-oldest:
+	$(MAKE) test VENV=$(OLDEST_VENV) TORCH=$(OLDEST_TORCH) \
+		PYTEST_ARGS="tests/semantics tests/properties tests/test_single_hooks.py tests/test_hook_point.py $(PYTEST_ARGS)"
+
 clean:
-	rm -rf $(VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so src/tenterhook/native/*.so
+	rm -rf $(VENV) $(OLDEST_VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so src/tenterhook/native/*.so
 
 # The environments. torch goes in first and alone, so that nothing else draws in another build of it.
 $(VENV)/created:

@@ -61,9 +61,13 @@ class OutermostPasses:
     def forward_begins(self, thread: int) -> None:
         """A forward call outside of backward passes: one that is still open has failed."""
         if self.running and not self._backend.in_backward():
-            self.running.pop(thread, None)
+            failed = self.running.pop(thread, None)
+            if failed is not None:
+                failed.at_end.clear()  # what waits there refers to the pass
 
     def _end(self, thread: int) -> None:
         ended = self.running.pop(thread, None)
-        for callback in ended.at_end if ended is not None else ():
-            callback()
+        if ended is not None:
+            callbacks, ended.at_end = ended.at_end, []
+            for callback in callbacks:
+                callback()

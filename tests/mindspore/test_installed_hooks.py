@@ -93,7 +93,6 @@ def test_ours_bear_the_name_of_the_users_callback() -> None:
                 ("2.0", "forward", ""),
                 ("0", "forward_pre", "for backward"),
                 ("0", "forward", "for backward"),
-                ("0", "forward_pre", "for param_grad"),
                 ("0.weight", "tensor", "for param_grad"),
                 ("", "load", ""),
                 ("(every optimizer)", "optimizer_step", ""),

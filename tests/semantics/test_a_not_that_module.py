@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
@@ -193,7 +194,7 @@ def test_an_edit_of_the_root_of_a_graph_module_applies() -> None:
 @pytest.mark.usefixtures("loaded_compiler")
 def test_an_exported_program_is_told() -> None:
     """Row 19, same kind: torch.export inlines every layer."""
-    exported = torch.export.export(make_net(), (torch.ones(1, 2),))
+    exported = torch.export.export(make_net(), (torch.ones(1, 2),), strict=False)
     with pytest.raises(UnsupportedError, match=r"exported\.module\(\)"):
         th.record(exported)
     model = exported.module()
@@ -214,14 +215,18 @@ def test_a_graph_module_inside_a_model_is_told() -> None:
 
 
 @pytest.mark.usefixtures("loaded_compiler")
-def test_strict_export_in_a_session_is_refused_by_torch() -> None:
-    """Row 19, same kind: it would compile what a session has run eager; the error is torch's own, and nothing is left."""
+def test_strict_export_in_a_session_is_right_or_refused_by_torch() -> None:
+    """Row 19, same kind: it compiles what a session has run eager, which some versions of torch refuse; nothing is left."""
     model = make_net()
-    with th.record(model) as rec, pytest.raises((torch._dynamo.exc.TorchDynamoException, AssertionError)):
-        torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    x = torch.ones(1, 2)
+    torch._dynamo.reset()  # torch 2.6 exports nothing strictly once something was compiled
+    programs: list[Any] = []
+    with th.record(model) as rec, contextlib.suppress(torch._dynamo.exc.TorchDynamoException, AssertionError):
+        programs.append(torch.export.export(model, (x,), strict=True))
     assert rec.recording.manifest.partial is None
-    program = torch.export.export(model, (torch.ones(1, 2),), strict=True)
-    assert torch.equal(program.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    torch._dynamo.reset()
+    programs.append(torch.export.export(model, (x,), strict=True))
+    assert all(torch.equal(program.module()(x), model(x)) for program in programs)
 
 
 @pytest.mark.usefixtures("loaded_compiler")
