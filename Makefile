@@ -4,6 +4,7 @@
 #   make test    the whole test suite
 #   make check   format, lint, types, layers, news
 #   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
+#   make test-python-calls  the tests of what is recorded, without the native code for plain calls
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
 #   make test-oldest   what hooks promise (tests/semantics), on the oldest torch that is supported, in an environment of its own
 #
@@ -36,7 +37,7 @@ NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch])
 MS_TESTS := $(wildcard tests/mindspore tests/contract)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs benchmarks test-mindspore test-oldest clean
+.PHONY: help demo test test-python-calls check format docs benchmarks test-mindspore test-oldest clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -47,6 +48,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-python-calls: $(VENV)/installed
+	TENTERHOOK_CALLS=python $(BIN)/python -m pytest tests/semantics tests/contract tests/properties tests/test_bit_identity.py $(PYTEST_ARGS)
 
 check: $(VENV)/lint-installed
 	$(BIN)/ruff check

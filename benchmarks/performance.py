@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import MODELS
+from tenterhook.native import CALLS
 from tenterhook.stats import KERNEL
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -83,7 +84,7 @@ def machine() -> Iterator[str]:
     yield (
         f"Measured {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC on {platform.machine()}, "
         f"{names[0].partition(':')[2].strip() if names else platform.processor()}, {os.cpu_count()} cores; "
-        f"Python {platform.python_version()}, {versions}; kernel: {KERNEL}."
+        f"Python {platform.python_version()}, {versions}; kernel: {KERNEL}; plain calls: {CALLS} code."
     )
     yield ""
 

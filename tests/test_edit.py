@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import io
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -521,3 +524,34 @@ def test_what_changes_without_leave_is_refused(fn: Callable[[Any], Any], message
     with th.edit(model) as edit:
         edit.output("block.1", lambda v: v.double(), allow="dtype")
         assert model(one()).dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore:edits that never ran")
+@pytest.mark.parametrize("again", [True, False], ids=["called again", "closed"])
+@pytest.mark.parametrize("kind", ["interrupt", "stop"])
+def test_a_call_that_ends_past_all_hooks_lets_go_of_its_inputs(kind: str, again: bool) -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if kind == "interrupt" and not x.isfinite().all():
+                raise KeyboardInterrupt
+            return x * 2
+
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(Interrupted(), nn.ReLU()))
+    edit = th.edit(model).start()
+    edit.grad_input("1", th.edits.scale(0.5))
+    if kind == "stop":
+        edit.stop("1.0", step=0)
+    inputs: list[Any] = []
+    with th.hooks(model[1]) as hooks:
+        hooks.forward_pre("", lambda module, args: inputs.append(weakref.ref(args[0])))
+        with contextlib.suppress(KeyboardInterrupt):
+            edit.run(model, torch.full((1, 1), torch.nan))
+    if again:
+        edit.step()
+        model(one())
+    else:
+        edit.close()
+    gc.collect()
+    edit.stopped = None
+    assert inputs[0]() is None
+    edit.close()

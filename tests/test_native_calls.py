@@ -466,7 +466,7 @@ def test_blocks_are_handed_over_when_they_are_full(monkeypatch: pytest.MonkeyPat
 # ---- torch's own ways of looking at a module ----
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_tracing_and_exporting_in_a_session() -> None:
     net, x = _net().eval(), torch.ones(2, 4)
     clean = net(x)

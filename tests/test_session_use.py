@@ -70,6 +70,7 @@ def test_a_start_that_fails_leaves_nothing(
     place: str, to_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tenterhook.backends.torch import TorchBackend
+    from tenterhook.capture import Capture
 
     def fails(*arguments: object, **options: object) -> None:
         raise MemoryError("ours")
@@ -77,7 +78,7 @@ def test_a_start_that_fails_leaves_nothing(
     net, _ = _net()
     rec = th.record(net, to=tmp_path / "a.thk" if to_disk else None)
     with monkeypatch.context() as patch:
-        patch.setattr(TorchBackend, place, fails)
+        patch.setattr(Capture if place == "attach" else TorchBackend, place, fails)
         with pytest.raises(MemoryError, match="ours"):
             rec.start()
     assert not (tmp_path / "a.thk").exists()

@@ -70,3 +70,33 @@ def test_a_long_forward_is_no_interrupt() -> None:
     depths = {call.path: call.depth for call in rec.order()}
     assert depths == {"": 0} | {f"parts.{n}": 1 for n in range(3)} | {f"parts.{n}.0": 2 for n in range(3)}
     assert all(call.error is None for call in rec.order())
+
+
+def test_functional_calls_after_an_interrupt_are_the_users_own() -> None:
+    net = _Deep()
+    with th.record(net, ops=True) as rec:
+        net.broken = "forward"
+        with pytest.raises(_Stop):
+            net(torch.ones(1, 2))
+        net.broken = None
+        time.sleep(0.001)
+        torch.ones(3).exp().sum()
+        net(torch.ones(1, 2))
+        torch.ones(3).sin()
+    ops = [call.path for call in rec.order() if call.type == "op"]
+    assert ops == ["(root)/add"]
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_functional_calls_in_a_slow_forward_are_seen() -> None:
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                time.sleep(0.001)
+                x = torch.relu(x)
+            return x
+
+    net = Slow()
+    with th.record(net, ops=True) as rec:
+        net(torch.ones(2))
+    assert [call.call for call in rec["(root)/relu"].calls] == [0, 1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +33,25 @@ class Session:
     owner: Any  # the editor
     scaler: Any = None
     tracker: Tracker = field(init=False)  # from the start of the session on
+
+    def begin(self, watched: Watched) -> LiveCall:
+        """Open a call; calls that turn out to have ended past all hooks let go of their inputs."""
+        call = self.tracker.begin(watched)
+        if self.tracker.stale:
+            stale, self.tracker.stale = self.tracker.stale, []
+            _let_go(stale)
+        return call
+
+    def abandon(self) -> None:
+        """The session ends; so does what is open still."""
+        _let_go(self.tracker.abandon())
+
+
+def _let_go(calls: Iterable[LiveCall]) -> None:
+    for call in calls:
+        if call.aliases is not None:
+            call.aliases.drop()
+            call.aliases = None
 
 
 class ModuleEdit:
@@ -179,7 +198,7 @@ class EditedModule:
                 yield edit
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self._begun.pop(threading.get_ident(), None) or self._session.tracker.begin(self._watched)
+        call = self._begun.pop(threading.get_ident(), None) or self._session.begin(self._watched)
         new_args, new_kwargs = args, kwargs
         for edit in self._of("input", call):
             new_args, new_kwargs = self._edit_input(edit, call, new_args, new_kwargs)
@@ -224,9 +243,8 @@ class EditedModule:
 
     def _failed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
         call = self._session.tracker.end(self._watched)
-        if call is not None and call.aliases is not None:
-            call.aliases.drop()
-            call.aliases = None
+        if call is not None:
+            _let_go([call])
 
     # --- gradients -------------------------------------------------------------------------------------------------
     def _tap_output(self, module: Any, edit: ModuleEdit, call: LiveCall, output: Any) -> None:
@@ -291,7 +309,7 @@ class EditedModule:
 
     def _instead(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracker, thread = self._session.tracker, threading.get_ident()
-        call = tracker.begin(self._watched)
+        call = self._session.begin(self._watched)
         edit = next(self._of("skip", call), None)
         if edit is None:
             self._begun[thread] = call

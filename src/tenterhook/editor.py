@@ -257,6 +257,8 @@ class Editor:
                 site.reason = self._why(site, rule, reasons) or None
             idle = [one for one in self._handles if not one.fired and not any(s.recomputed for s in one.sites)]
         finally:
+            if before == "running":
+                self._session.abandon()
             for handle in self._handles:
                 handle.remove()
             for module in self._modules.values():

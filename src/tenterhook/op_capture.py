@@ -122,7 +122,7 @@ class OpCapture:
         capture = self._capture
         if capture.closed or not capture.active or threading.get_ident() in self._quiet or in_callback():
             return None
-        parent = capture.tracker.running()
+        parent = capture.tracker.around_op()
         if parent is None or not parent.followed or not self._follows(parent.watched):
             return None
         return self._quietly(capture.guarded, self._begin, parent, name, source)

@@ -141,7 +141,7 @@ class ParameterWatch:
         )
         self._by_path = {one.path: one for one in watched if one.wanted}
         self._followed: dict[tuple[str, str], _Followed] = {}
-        self._before: list[tuple[_Followed, Any]] | None = None
+        self._before: list[tuple[_Followed, Any, object]] | None = None
         self._step = -1  # that has been begun
         self._look()
 
@@ -183,7 +183,10 @@ class ParameterWatch:
                 for one, parameter in shaped:
                     self._capture.rows.parameter_value(one.watched, "param", one.name, parameter, self._step)
             if self._wants_update:
-                self._before = [(one, backend.keep(parameter)) for one, parameter in shaped]
+                # A copy of what is spread over ranks is the part that is here: the whole's shape is kept beside it.
+                self._before = [
+                    (one, backend.keep(parameter), backend.summary(parameter)[0]) for one, parameter in shaped
+                ]
 
     def resume(self) -> None:
         """Put the taps on gradients on, where they are not."""
@@ -248,11 +251,11 @@ class ParameterWatch:
         backend, rows = self._capture.backend, self._capture.rows
         self._look()
         with backend.untracked():
-            for one, old in before:
+            for one, old, shape in before:
                 parameter = one.parameter()
                 if parameter is None or self._followed.get((one.watched.path, one.name)) is not one:
                     why = "the parameter was replaced during the step"
-                elif backend.summary(parameter)[0] != backend.summary(old)[0]:
+                elif backend.summary(parameter)[0] != shape:
                     why = "the parameter got another shape during the step"
                 else:
                     rows.parameter_value(one.watched, "update", one.name, backend.difference(parameter, old), step)

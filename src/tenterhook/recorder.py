@@ -281,8 +281,9 @@ def record(
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
         resume: go on with an unfinished recording at ``to`` of an earlier process (not to be taken for ``rec.resume()``,
-            which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop skips the
-            steps before it. Where there is none, a new one begins. Under
+            which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop
+            skips the steps before it. Where there is none, a new one begins. Under ``torchrun`` each rank finds its own
+            step.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
         scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
             as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).

@@ -213,11 +213,12 @@ class ScriptModels:
             if row["selected"] and row["reason"]
         ]
         found += [(name, f"{why} (called {count:,} times)") for (name, why), count in self.strays.items()]
-        return found + (self._unmatched(rows) if self.known else [])
+        return found + (self.unmatched() if self.known else [])
 
-    def _unmatched(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-        """List the patterns that matched in no model of the script, with the nearest names."""
-        entries = [Entry(path=row["path"], module=None, type_names=(row["type"],)) for row in rows]
+    def unmatched(self) -> list[tuple[str, str]]:
+        """List the patterns that have matched in no model of the script so far, with the nearest names."""
+        watched = [one for model in self.known for one in model.watched]
+        entries = [Entry(path=one.path, module=None, type_names=(one.type,)) for one in watched]
         missing = []
         for pattern in (*(self._select or ()), *self._rates):
             if not pattern.startswith("!") and pattern not in self._matched:

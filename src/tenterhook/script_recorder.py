@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +160,8 @@ class ScriptRecorder:
         self._began_ns = 0
         self._met_ns = 0  # when the first model was called
         self._fullest: FullStep | None = None
+        self.tell: Callable[[str], None] | None = None
+        """Called with what should be known while the script runs: patterns that match nothing in the models of the first step."""
 
     @property
     def rank(self) -> int:
@@ -322,6 +324,9 @@ class ScriptRecorder:
             root = model.ref()
             if step == 0 and root is not None:
                 model.weights.look(root)  # gradients are cleared next
+        if step == 0 and self.tell is not None:
+            for pattern, why in self._models.unmatched():
+                self.tell(f"{pattern} {why}")
         self._models.forget_gone()
         self._schedule.step_ended(step)
 

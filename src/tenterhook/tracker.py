@@ -216,9 +216,12 @@ class Tracker:
 
         In other threads what runs may be replicas, which stand for a module and are none.
         """
-        begun = self._begun_ns if self._engine is None else self._engine.begun_ns
-        paused = time.perf_counter_ns() - begun > _PAUSE_NS
-        return paused and threading.get_ident() == self._home_ident and not self._in_backward()
+        begun = self._begun_ns if self._engine is None else max(self._begun_ns, self._engine.begun_ns)
+        now = time.perf_counter_ns()
+        if now - begun <= _PAUSE_NS or threading.get_ident() != self._home_ident or self._in_backward():
+            return False
+        self._begun_ns = now
+        return True
 
     def _repeats(self, watched: Watched, thread: int) -> LiveCall | Literal[False] | None:
         """Find the call that one in a backward pass repeats.
@@ -285,15 +288,22 @@ class Tracker:
         call.regions = ()  # they hold on to the call; with it holding on to them both would outlive the graph
         return call
 
-    def _unwind(self, stack: list[LiveCall]) -> None:
+    def _unwind(self, stack: list[LiveCall], beginning: int = 1) -> None:
         """Forget calls that an interrupt, or another exception that goes past all hooks, has ended."""
-        running = {id(module) for module in self._backend.running_modules()[1:]}  # the first is the call that begins
+        running = {id(module) for module in self._backend.running_modules()[beginning:]}
         while stack and id(stack[-1].watched.ref()) not in running:
             self.stale.append(stack.pop())
 
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
         stack = self._stacks.get(self.thread())
+        return stack[-1] if stack else None
+
+    def around_op(self) -> LiveCall | None:
+        """Return the innermost running call of this thread, for a functional call in it."""
+        stack = self._stacks.get(self.thread())
+        if stack and self._may_have_unwound():
+            self._unwind(stack, 0)
         return stack[-1] if stack else None
 
     def settled(self) -> LiveCall | None:

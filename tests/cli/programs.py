@@ -175,6 +175,50 @@ print(traced.graph_for(torch.ones(1, 2)))
 print(net(torch.ones(1, 2)).shape)
 """
 
+ODD = (
+    TRAIN
+    + """
+import asyncio, os, shutil, sys, tempfile, threading
+from concurrent.futures import ThreadPoolExecutor
+
+def call(value, width=4):
+    with torch.no_grad():
+        return round(model.eval()(torch.full((1, width), float(value))).sum().item(), 4)
+
+async def gather():
+    async def one(value):
+        await asyncio.sleep(0.001 * value)
+        return call(value)
+    return await asyncio.gather(*map(one, range(4)))
+
+def values():
+    for value in range(3):
+        yield call(value)
+
+print(asyncio.run(gather()))
+with ThreadPoolExecutor(2) as pool:
+    print(list(pool.map(call, range(4))))
+    print(type(pool.submit(call, 1, 3).exception()).__name__)
+started = values()
+next(started)
+started.close()
+exec(compile("print(call(7))", "<cell>", "exec"))
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    print("in the child", call(2), flush=True)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+threading.Thread(target=lambda: sys.exit(5)).start()
+gone = tempfile.mkdtemp()
+os.chdir(gone)
+shutil.rmtree(gone)
+del optimizer
+print(call(3))
+sys.exit("über")
+"""
+)
+
 PACKAGE = {
     "pkg/__init__.py": "print('package', __name__)\n",
     "pkg/sibling.py": "NAME = __name__\n",
@@ -235,6 +279,7 @@ PROGRAMS = {
     "trains-and-raises": script(TRAIN + "raise ValueError(loss.shape)\n", code=1),
     "trains-and-exits-3": script(TRAIN + "raise SystemExit(3)\n", code=3),
     "trains-with-workers": script(WORKERS),
+    "trains-in-odd-ways": script(ODD, code=1),
     "trains-and-traces": script(TRACES + TRAIN),
     "trains-and-recurses": script(RECURSES + TRAIN),
     "pickles": script(PICKLE),

@@ -292,7 +292,21 @@ def test_a_select_that_matches_nothing_names_the_nearest(folder: Path) -> None:
     done = record(folder, "--select", "featuers.*", "train.py")
     assert (done.returncode, done.stdout) == (4, "done\n")
     assert "the selection matches no module" in done.stderr
-    assert "'features.*'" in done.stderr
+    told = "note: tenterhook: featuers.* matches nothing; nearest: 'features.*' (2 modules)"
+    assert told in done.stderr
+
+
+def test_a_select_that_matches_nothing_is_told_after_the_first_step(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.replace("    optimizer.step()\n", "    optimizer.step()\n    print('stepped', step, file=sys.stderr)\n")
+    )
+    done = record(folder, "--select", "featuers.*", "--select", "head", "train.py")
+    lines = done.stderr.splitlines()
+    told = [
+        place for place, line in enumerate(lines) if line.startswith("note: tenterhook: featuers.* matches nothing")
+    ]
+    assert told == [lines.index("stepped 0") - 1]
+    assert done.returncode == 0
 
 
 def test_a_failing_script_wins_over_a_select_that_matches_nothing(folder: Path) -> None:

@@ -117,6 +117,29 @@ def test_graph_mode_is_refused_by_every_session(session: Any) -> None:
     assert th.installed_hooks(cell) == []
 
 
+TRANSFORMS: dict[str, Any] = {
+    "vmap": lambda fn, x: ms.vmap(fn)(x),
+    "jvp": lambda fn, x: ms.jvp(fn, x, x)[0],
+    "jacrev": lambda fn, x: ms.jacrev(fn)(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_that_compile_are_told(transform: str) -> None:
+    cell, x = net(), ones(2, 3)
+
+    def users(x: ms.Tensor) -> ms.Tensor:
+        return cell(x)
+
+    bare = TRANSFORMS[transform](users, x).asnumpy()
+    with th.record(cell) as rec:
+        came = TRANSFORMS[transform](users, x).asnumpy()
+        ms.grad(lambda x: cell(x).sum())(x)
+    np.testing.assert_array_equal(came, bare)
+    assert [sentence.split(": ")[0].rpartition(".")[2] for sentence in told(rec, f"{transform} compiles")] == ["users"]
+    assert [call.path for call in rec.order() if call.phase == "forward"] == ["", "0", "1", "2", "2.0"]
+
+
 # ---- callbacks ----
 
 

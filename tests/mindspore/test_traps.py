@@ -353,7 +353,9 @@ def _marked(cell: nn.Cell) -> nn.Cell:
 DIFFERENTIATED: dict[str, Any] = {
     "ms.grad": lambda cell, x: ms.grad(cell, 0, cell.trainable_params())(x),
     "value_and_grad": lambda cell, x: ms.value_and_grad(cell, 0, cell.trainable_params())(x),
-    "GradOperation": lambda cell, x: ops.GradOperation(get_all=True, get_by_list=True)(cell, cell.trainable_params())(x),
+    "GradOperation": lambda cell, x: ops.GradOperation(get_all=True, get_by_list=True)(cell, cell.trainable_params())(
+        x
+    ),
     "with the gradient of the output": lambda cell, x: ops.GradOperation(get_all=True, sens_param=True)(cell)(
         x, ms.Tensor(np.float32([[2, 3], [4, 5]]))
     ),

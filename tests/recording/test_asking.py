@@ -208,7 +208,9 @@ def test_opening_takes_what_the_command_line_takes(tmp_path: Path, monkeypatch: 
     with pytest.raises(RecordingError, match=r"there is no recording here or in \./runs"):
         th.open("@0")
     for name in ("a.thk", "b.thk"):
-        DiskSink(tmp_path / "runs" / name, Manifest(), budget=None).close(Manifest(note=name), modules_table())
+        sink = DiskSink(tmp_path / "runs" / name, Manifest())
+        sink.write_calls(step_of_rows(0)[0])
+        sink.close(Manifest(note=name), modules_table())
     (tmp_path / "runs" / "a.thk" / "recording.json").touch()
     assert [th.open(f"@{number}").manifest.note for number in (0, 1)] == ["a.thk", "b.thk"]
     with pytest.raises(RecordingError, match=r"no recording @2: only 2 here and in \./runs, @0 to @1"):

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import warnings
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from mindspore import context, nn
@@ -192,7 +192,10 @@ def _recomputing(original: Any) -> Any:
 
 def _compiled_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not STATE.eager or _is_frameworks_own(self):
+        if not STATE.eager:
+            return original(self, *args, **kwargs)
+        if _is_frameworks_own(self):
+            _tell_of_transform(self.fn)
             return original(self, *args, **kwargs)
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         tell_once(_RUNS_EAGER.format(name))
@@ -228,6 +231,25 @@ def _is_frameworks_own(compiled: Any) -> bool:
     if isinstance(compiled.obj, nn.Cell):
         return isinstance(compiled.obj, _PLUMBING)
     return compiled.fn.__module__.partition(".")[0] == "mindspore"
+
+
+def _tell_of_transform(fn: Any) -> None:
+    """Say so where MindSpore has compiled the user's function inside one of its own: ``vmap``, ``jvp``, ``jacrev``, ``jacfwd``."""
+    inside = _users_function_in(fn, depth=2)
+    if inside is not None:
+        transform = fn.__qualname__.partition(".")[0].strip("_").lower()
+        name = getattr(inside, "__qualname__", type(inside).__name__)
+        tell_once(f"{transform} compiles {name}: compiled code calls no hooks, what is inside was not seen")
+
+
+def _users_function_in(fn: Any, depth: int) -> Any:
+    held = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    functions = [one for one in held if isinstance(one, (FunctionType, MethodType, nn.Cell))]
+    for one in functions:
+        if isinstance(one, nn.Cell) or not one.__module__.startswith("mindspore."):
+            return one
+    found = (_users_function_in(one, depth - 1) for one in functions) if depth > 1 else ()
+    return next((one for one in found if one is not None), None)
 
 
 def running_cells() -> list[nn.Cell]:

@@ -50,6 +50,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
     quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
     who = f"rank {session.rank} of {session.world}" if session.world > 1 else ""
     close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
+    session.tell = close.tell
     if not quiet:
         print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
         for entry in script.shadowed(target):
@@ -98,6 +99,12 @@ class _Close:
     who: str
     done: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def tell(self, text: str) -> None:
+        """Print what should be known while the script runs."""
+        if not self.quiet and os.getpid() == self.owner:
+            with contextlib.suppress(OSError, ValueError):  # the script has closed standard error
+                print_note(self.console, f"tenterhook: {text}")
 
     def __call__(self, error: BaseException | None) -> int:
         """Give the exit code for a script that ended well."""

@@ -81,7 +81,7 @@ def _used(codes: np.ndarray, objects: Sequence[Any]) -> tuple[np.ndarray, list[A
 def _column(cells: np.ndarray, field: pa.Field, objects: Sequence[Any]) -> pa.Array:
     if pa.types.is_integer(field.type):
         null = cells == _NONE
-        return pa.array(cells.astype(field.type.to_pandas_dtype()), field.type, mask=null if null.any() else None)
+        return pa.array(cells.astype(str(field.type)), field.type, mask=null if null.any() else None)
     codes, distinct = _used(cells, objects)
     if pa.types.is_dictionary(field.type):
         return _words(codes, distinct)
