@@ -24,7 +24,10 @@ setup(
         Extension(
             "tenterhook.native._calls",
             sources=["src/tenterhook/native/_calls.c"],
-            depends=[*sorted(map(str, Path("src/tenterhook/native").glob("*.h"))), "src/tenterhook/stats/_kernel_api.h"],
+            depends=[
+                *sorted(map(str, Path("src/tenterhook/native").glob("*.h"))),
+                "src/tenterhook/stats/_kernel_api.h",
+            ],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
             extra_compile_args=["-O3", "-std=c11"],
