@@ -58,7 +58,7 @@ def test_an_edit_applies_whenever_the_model_was_compiled(kind: str, way: Callabl
     with register(plain[2], fn):
         expected = [_run(plain, factor) for factor in (1, 2, 3)]
     net: Any = make_net()
-    compiled = None if when == "before compilation" else way(net, "eager")
+    compiled: Any = None if when == "before compilation" else way(net, "eager")
     if when == "after it":
         compiled(torch.ones(1, 2))
     if compiled is None:

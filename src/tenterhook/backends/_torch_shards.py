@@ -35,7 +35,8 @@ def sharded_parameters(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     for module in model.modules():
         if not hasattr(module, "_get_fsdp_state"):
             continue
-        state: Any = module._get_fsdp_state()
+        get_state: Any = module._get_fsdp_state
+        state = get_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         for parameter in (one for group in groups if group is not None for one in group.fsdp_params):
             whole = getattr(parameter, "_unsharded_param", None)

@@ -15,11 +15,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
-import ml_dtypes
 import torch
 from torch import nn
 from torch.nn.modules import module as _module_registries
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tenterhook.backends import (
@@ -33,10 +31,8 @@ from tenterhook.backends import (
     NativeBackend,
     OpListener,
     ParameterEntry,
-    Summary,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
-from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_aliases import hand_back
@@ -49,26 +45,14 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.backends._torch_tracing import untraced
+from tenterhook.backends._torch_values import DTYPE_NAMES, PLAIN, TensorValues
 from tenterhook.errors import UnsupportedError
 from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
-from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["BACKEND", "TorchBackend"]
 
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_outside_transforms: Any = (
-    torch._C._DisableFuncTorch
-)  # else a transform that runs wraps the results of our own operations
 _current_graph_task = torch._C._current_graph_task_id
-
-_DTYPE_NAMES = {
-    value: name
-    for name, value in vars(torch).items()
-    if isinstance(value, torch.dtype) and str(value) == f"torch.{name}"
-}
-_CODES = {dtype: DTYPE_CODES[name] for dtype, name in _DTYPE_NAMES.items() if name in DTYPE_CODES}
-_PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffer") else {torch.Tensor, nn.Parameter})
 
 
 class _Hook:
@@ -166,7 +150,7 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend(NativeBackend):
+class TorchBackend(TensorValues, NativeBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
@@ -272,7 +256,7 @@ class TorchBackend(NativeBackend):
         return Attachment(handles)
 
     def native_parts(self) -> FrameworkParts | None:
-        return native_parts(tuple(_PLAIN))
+        return native_parts(tuple(PLAIN))
 
     def running_modules(self) -> list[Any]:
         return models.running_modules()
@@ -346,17 +330,6 @@ class TorchBackend(NativeBackend):
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
 
-    def origin(self, tensor: torch.Tensor) -> object:
-        return tensor.grad_fn
-
-    def address(self, tensor: torch.Tensor) -> int | None:
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
-            return None
-        try:
-            return tensor.data_ptr() or None
-        except RuntimeError:  # no storage of its own: functorch wrapper
-            return None
-
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return differentiated(
             tensor
@@ -406,114 +379,7 @@ class TorchBackend(NativeBackend):
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
         clip_together(parameters, max_norm)
 
-    # --- values ----------------------------------------------------------------------------------------------------
-    def summary(self, tensor: torch.Tensor) -> Summary:
-        dtype = tensor.dtype
-        try:
-            shape = tuple(tensor.shape) if type(tensor) in _PLAIN else _known_shape(tensor)
-        except RuntimeError:  # of a nested tensor in the strided layout
-            shape = (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
-        return shape, _DTYPE_NAMES.get(dtype) or str(dtype), "cpu" if tensor.is_cpu else str(tensor.device)
-
-    def measure(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
-        if type(tensor) in _PLAIN:
-            try:
-                if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_nested):
-                    code = _CODES.get(dtype := tensor.dtype)
-                    if code is not None and not (dtype.is_complex and tensor.is_conj()):
-                        numel = tensor.numel()
-                        if numel >= THREADED_NUMEL:
-                            set_threads(torch.get_num_threads())
-                        if tensor.untyped_storage().nbytes() or not numel:  # else it has been let go, as FSDP does
-                            rows.measure_flat(row, tensor.data_ptr(), code, numel)
-                            return None
-            except RuntimeError:
-                pass  # no storage of its own: functorch wrapper, sparse or nested layout; told apart below
-        return self._measure_unusual(tensor, rows, row)
-
-    def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
-        note = None
-        while _functorch.is_functorch_wrapped_tensor(tensor):
-            if _is_batched(tensor):
-                note = "statistics over the whole vmap batch"
-            tensor = _functorch.get_unwrapped(tensor)
-        offset: int | None = 0
-        if shards.is_dtensor(tensor):
-            offset, note = shards.sketch_offset(tensor), shards.shard_note(tensor)
-            tensor = shards.local_part(tensor)
-        reason = _why_no_values(tensor)
-        if reason is not None:
-            return reason
-        name = _DTYPE_NAMES.get(tensor.dtype, "")
-        if name not in DTYPE_CODES:
-            return f"no statistics for dtype {name or tensor.dtype}"
-        with devices.unseen():
-            plain = tensor.detach().resolve_conj().resolve_neg()
-            if self.defers(plain):
-                return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
-        if plain.numel() >= THREADED_NUMEL:
-            set_threads(torch.get_num_threads())
-        rows.measure(row, plain.data_ptr(), name, tuple(plain.shape), tuple(plain.stride()), offset or 0)
-        if offset is None:
-            rows.valid[row] &= ~GROUP_SKETCH & 0xFF
-        return note
-
-    def defers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is measured where it lies, and its row filled in later: all but those of the host."""
-        return not tensor.is_cpu
-
-    def shard_offset(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
-        return None if type(tensor) in _PLAIN else shards.shard_offset(_unwrapped(tensor))
-
-    def keep(self, tensor: torch.Tensor, dtype: str | None = None) -> Any:
-        tensor = _unwrapped(tensor)
-        if shards.is_dtensor(tensor):
-            tensor = shards.local_part(tensor)
-        with self.untracked(), _outside_transforms():
-            plain = tensor.detach()
-            if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
-                return plain.to("cpu", getattr(torch, dtype), copy=True)
-            return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
-
-    def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if type(tensor) not in _PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
-            return None
-        return tensor.detach()  # shares the count of changes, too
-
-    def to_numpy(self, kept: torch.Tensor) -> Any:
-        if kept.layout is not torch.strided or kept.is_quantized:
-            kept = kept.dequantize() if kept.is_quantized else kept.to_dense()
-        name = _DTYPE_NAMES.get(kept.dtype, "")
-        kept = kept.detach().resolve_conj().resolve_neg()
-        try:
-            return kept.numpy()
-        except TypeError:  # dtypes that NumPy lacks travel as their bytes
-            return (
-                kept.contiguous()
-                .view(torch.uint8 if kept.itemsize == 1 else torch.int16)
-                .numpy()
-                .view(getattr(ml_dtypes, name))
-            )
-
-    def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        if shards.is_dtensor(kept):
-            return shards.shard_like(kept, self.keep(kept) - other)
-        return kept.detach().to(other.device) - other
-
-    def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
-        with torch.no_grad():
-            whole = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
-            return whole / scale
-
-    def numel(self, tensor: torch.Tensor) -> int:
-        return 0 if is_lazy(tensor) else tensor.numel()
-
-    @contextlib.contextmanager
-    def untracked(self) -> Iterator[None]:
-        # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
-        with torch._C._DisableFuncTorch(), torch.no_grad():
-            yield
-
+    # --- the rest --------------------------------------------------------------------------------------------------
     def environment(self) -> dict[str, Any]:
         process = shards.process()
         return {
@@ -522,51 +388,12 @@ class TorchBackend(NativeBackend):
             "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
             "seeds": {"torch": torch.initial_seed()},
             "modes": {
-                "default_dtype": _DTYPE_NAMES[torch.get_default_dtype()],
+                "default_dtype": DTYPE_NAMES[torch.get_default_dtype()],
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "threads": torch.get_num_threads(),
                 "autocast": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             },
         }
-
-
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor
-
-
-def _is_batched(tensor: torch.Tensor) -> bool:
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
-            return True
-        tensor = _functorch.get_unwrapped(tensor)
-    return False
-
-
-def _known_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Give -1 for sizes that are no numbers: ragged ones, and symbols of a tracer."""
-    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-
-
-def _why_no_values(tensor: torch.Tensor) -> str | None:
-    if tensor.is_meta:
-        return "meta tensor: no values"
-    if isinstance(tensor, torch._subclasses.FakeTensor):
-        return "fake tensor: no values"
-    if tensor.is_nested:
-        return "nested tensor: no statistics"
-    if tensor.layout is not torch.strided:
-        return f"sparse tensor ({str(tensor.layout).removeprefix('torch.')}): no statistics"
-    if tensor.is_quantized:
-        return "quantised tensor: no statistics"
-    try:
-        size = tensor.untyped_storage().nbytes() and tensor.data_ptr()
-    except RuntimeError as error:  # NotImplementedError is one
-        return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
-    if size == 0 and tensor.numel() > 0:
-        return f"{type(tensor).__name__}: no storage of its own"
-    return None
 
 
 BACKEND = TorchBackend()
