@@ -87,7 +87,14 @@ static PyObject *after_call(PyObject *object, PyObject *args, PyObject *kwargs)
         if (done > 0) Py_RETURN_NONE;
         if (done < 0) return our_fault(self->engine);
     }
-    return PyObject_Call(self->slow, args, kwargs);
+    PyObject *done = PyObject_Call(self->slow, args, kwargs);
+    if (!done && PyErr_ExceptionMatches(PyExc_RecursionError) && in_handler()) {
+        /* The user's own recursion has used up the stack. A call around this one, where there is room again, finds that it never ended. */
+        PyErr_Clear();
+        ((Engine *)self->engine)->unsure = 1;
+        Py_RETURN_NONE;
+    }
+    return done;
 }
 
 static PyMethodDef hook_methods[] = {
