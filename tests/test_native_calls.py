@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
 from tenterhook.backends.torch import BACKEND
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.inventory import watch_model
 from tenterhook.native import NATIVE
@@ -461,6 +462,36 @@ def test_blocks_are_handed_over_when_they_are_full(monkeypatch: pytest.MonkeyPat
     native, python, count = _both(_net, work)
     assert native == python
     assert count > 20
+
+
+def test_blocks_are_handed_over_while_a_module_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the thread that writes to the disk does, where it gets its turn then.
+    describe = Watched.site
+    handed: set[tuple[str, str]] = set()
+    recorders: list[th.Recorder] = []
+
+    def site(watched: Watched, kind: str = "", slot: str = "") -> Any:
+        found = describe(watched, kind, slot)
+        if recorders and (watched.path, kind) not in handed:
+            handed.add((watched.path, kind))
+            recorders[0].table("calls")
+        return found
+
+    def work(net: nn.Module) -> Rows:
+        with th.record(net) as rec:
+            recorders[:] = [rec]
+            for _ in range(3):
+                net(torch.ones(2, 4)).sum().backward()
+        recorders.clear()
+        return _rows(rec)
+
+    torch.manual_seed(0)
+    expected = work(_net())
+    monkeypatch.setattr(Watched, "site", site)
+    handed.clear()
+    torch.manual_seed(0)
+    assert work(_net()) == expected
+    assert len(handed) > 6
 
 
 # ---- torch's own ways of looking at a module ----
