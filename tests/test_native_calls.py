@@ -416,6 +416,39 @@ def test_closing_in_the_middle_of_a_call() -> None:
     assert {call.step for call in rec.order()} == {0}
 
 
+class _View(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2)[:]
+
+
+def test_closing_from_another_thread_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe, moments = Watched.site, 0
+    recorders: list[th.Recorder] = []
+
+    def site(watched: Watched, kind: str = "", slot: str = "") -> Any:
+        nonlocal moments
+        found = describe(watched, kind, slot)
+        moments += 1
+        if moments == last and recorders:
+            closing = threading.Thread(target=recorders[0].close)
+            closing.start()
+            closing.join()
+        return found
+
+    monkeypatch.setattr(Watched, "site", site)
+    net = nn.Sequential(_View(), nn.Sequential(_View(), nn.ReLU()), _View())
+    for last in range(1, 61):
+        moments, x = 0, torch.ones(3, requires_grad=True)
+        with th.record(net, tensors="2", on_error="raise") as rec:
+            recorders[:] = [rec]
+            output = net(x)
+            rec.table("calls")  # handed over, so that modules are described again
+            output.sum().backward()
+        recorders.clear()
+        assert output.tolist() == x.grad.tolist() == [8.0] * 3
+    assert moments < last  # it was closed at each of them
+
+
 def test_pauses_and_sampled_steps() -> None:
     def work(net: nn.Module) -> None:
         for _ in range(7):

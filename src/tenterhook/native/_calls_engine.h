@@ -234,9 +234,10 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
     return code;
 }
 
-/* Has Python hand a full table over. */
+/* Has Python hand a full table over; another thread may have closed the session, which has let go of that then. */
 static int make_room(PyObject *hand_over)
 {
+    if (!hand_over) return 0;
     PyObject *done = PyObject_CallNoArgs(hand_over);
     Py_XDECREF(done);
     return done ? 0 : -1;
