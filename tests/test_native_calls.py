@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -414,6 +415,46 @@ def test_closing_in_the_middle_of_a_call() -> None:
     assert _attributes(net) == before
     net(torch.ones(2))
     assert {call.step for call in rec.order()} == {0}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("what", ["single", "own", "session", "pause", "pause and hook"])
+def test_what_is_put_on_a_module_that_is_running_loses_nothing_of_its_call(what: str, raises: bool) -> None:
+    class Puts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if what == "single":
+                for module in (net[0], self):
+                    stack.enter_context(th.register_forward_hook(module, lambda *_: None))
+            elif what == "own":
+                net[0].register_forward_hook(lambda *_: None)
+            elif what == "session":
+                stack.enter_context(th.hooks(net)).forward("**", lambda *_: None)
+            else:
+                recorders[0].pause()
+                if "hook" in what:
+                    net[0].register_forward_hook(lambda *_: None)
+                recorders[0].resume()
+            if raises:
+                raise Boom
+            return x * 2
+
+    def work(net: nn.Module) -> Rows:
+        with stack, th.record(net) as rec:
+            recorders[:] = [rec]
+            for _ in range(2):
+                with contextlib.suppress(Boom):
+                    net(torch.ones(2, requires_grad=True)).sum().backward()
+        return _rows(rec)
+
+    recorders: list[th.Recorder] = []
+    stack = contextlib.ExitStack()
+    net = nn.Sequential(nn.Sequential(Puts(), nn.ReLU()), nn.ReLU())
+    native = work(net)
+    net = nn.Sequential(nn.Sequential(Puts(), nn.ReLU()), nn.ReLU())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+        assert work(net) == native
+    assert not any(row["error"] == "did not end" for row in native[0])
 
 
 class _View(nn.Module):
