@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import os
 import pkgutil
 import subprocess
 import sys
@@ -67,9 +68,33 @@ def test_every_module_lists_only_names_that_it_has() -> None:
             assert hasattr(module, listed), f"{name}.__all__ lists {listed}"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in FOR_MINDSPORE and "__main__" not in name])
-def test_module_imports_on_its_own(name: str) -> None:
-    assert "tenterhook" in loaded_after(f"import {name}")
+EACH_ON_ITS_OWN = """
+import importlib, os, sys, traceback
+import tenterhook.cli, tenterhook.backends.torch  # with all that is not ours, which takes long: once for all
+for name in [name for name in sys.modules if name.partition(".")[0] == "tenterhook"]:
+    del sys.modules[name]
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            print(f"{name} on its own:", file=sys.stderr)
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{name} cannot be imported on its own")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each module is imported in a fork of an interpreter without any")
+def test_each_module_imports_on_its_own() -> None:
+    names = [name for name in MODULES if name not in FOR_MINDSPORE and "__main__" not in name]
+    assert len(names) > 100
+    code = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning:os", "-c", EACH_ON_ITS_OWN]
+    done = subprocess.run([*code, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_types_are_shipped() -> None:
