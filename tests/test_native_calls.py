@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
 from tenterhook.backends.torch import BACKEND
+from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.inventory import watch_model
 from tenterhook.native import NATIVE
@@ -415,6 +417,79 @@ def test_closing_in_the_middle_of_a_call() -> None:
     assert {call.step for call in rec.order()} == {0}
 
 
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("what", ["single", "own", "session", "pause", "pause and hook"])
+def test_what_is_put_on_a_module_that_is_running_loses_nothing_of_its_call(what: str, raises: bool) -> None:
+    class Puts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if what == "single":
+                for module in (net[0], self):
+                    stack.enter_context(th.register_forward_hook(module, lambda *_: None))
+            elif what == "own":
+                net[0].register_forward_hook(lambda *_: None)
+            elif what == "session":
+                stack.enter_context(th.hooks(net)).forward("**", lambda *_: None)
+            else:
+                recorders[0].pause()
+                if "hook" in what:
+                    net[0].register_forward_hook(lambda *_: None)
+                recorders[0].resume()
+            if raises:
+                raise Boom
+            return x * 2
+
+    def work(net: nn.Module) -> Rows:
+        with stack, th.record(net) as rec:
+            recorders[:] = [rec]
+            for _ in range(2):
+                with contextlib.suppress(Boom):
+                    net(torch.ones(2, requires_grad=True)).sum().backward()
+        return _rows(rec)
+
+    recorders: list[th.Recorder] = []
+    stack = contextlib.ExitStack()
+    net = nn.Sequential(nn.Sequential(Puts(), nn.ReLU()), nn.ReLU())
+    native = work(net)
+    net = nn.Sequential(nn.Sequential(Puts(), nn.ReLU()), nn.ReLU())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+        assert work(net) == native
+    assert not any(row["error"] == "did not end" for row in native[0])
+
+
+class _View(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2)[:]
+
+
+def test_closing_from_another_thread_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe, moments, last = Watched.site, 0, 0
+    recorders: list[th.Recorder] = []
+
+    def site(watched: Watched, kind: str = "", slot: str = "") -> Any:
+        nonlocal moments
+        found = describe(watched, kind, slot)
+        moments += 1
+        if moments == last and recorders:
+            closing = threading.Thread(target=recorders[0].close)
+            closing.start()
+            closing.join()
+        return found
+
+    monkeypatch.setattr(Watched, "site", site)
+    net = nn.Sequential(_View(), nn.Sequential(_View(), nn.ReLU()), _View())
+    while moments >= last:  # until it has been closed at each of them
+        moments, last, x = 0, last + 1, torch.ones(3, requires_grad=True)
+        with th.record(net, tensors="2", on_error="raise") as rec:
+            recorders[:] = [rec]
+            output = net(x)
+            rec.table("calls")  # handed over, so that modules are described again
+            output.sum().backward()
+        recorders.clear()
+        assert output.tolist() == x.grad.tolist() == [8.0] * 3
+    assert last > 20
+
+
 def test_pauses_and_sampled_steps() -> None:
     def work(net: nn.Module) -> None:
         for _ in range(7):
@@ -461,6 +536,36 @@ def test_blocks_are_handed_over_when_they_are_full(monkeypatch: pytest.MonkeyPat
     native, python, count = _both(_net, work)
     assert native == python
     assert count > 20
+
+
+def test_blocks_are_handed_over_while_a_module_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the thread that writes to the disk does, where it gets its turn then.
+    describe = Watched.site
+    handed: set[tuple[str, str]] = set()
+    recorders: list[th.Recorder] = []
+
+    def site(watched: Watched, kind: str = "", slot: str = "") -> Any:
+        found = describe(watched, kind, slot)
+        if recorders and (watched.path, kind) not in handed:
+            handed.add((watched.path, kind))
+            recorders[0].table("calls")
+        return found
+
+    def work(net: nn.Module) -> Rows:
+        with th.record(net) as rec:
+            recorders[:] = [rec]
+            for _ in range(3):
+                net(torch.ones(2, 4)).sum().backward()
+        recorders.clear()
+        return _rows(rec)
+
+    torch.manual_seed(0)
+    expected = work(_net())
+    monkeypatch.setattr(Watched, "site", site)
+    handed.clear()
+    torch.manual_seed(0)
+    assert work(_net()) == expected
+    assert len(handed) > 6
 
 
 # ---- torch's own ways of looking at a module ----

@@ -133,3 +133,15 @@ def test_tracing_from_a_run_corrupted_by_noise(runs: tuple[Mixer, torch.Tensor, 
     assert estimate.corrupt == sweep.corrupt and np.allclose(estimate.values[0], sweep.values[1, :3], atol=1e-5)
     with pytest.raises(TenterhookError, match="draws at random"):  # noise on two copies is not twice the same
         th.patch_sweep(model, x, clean, noise, "mix", lambda output: output.sum(), batch=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, r"'0' has shape \(2,\), and so no dim 1"), ({"dim": 0, "batch": 0}, "batch=0 runs nothing")],
+)
+def test_a_dimension_that_is_not_there_and_a_batch_of_none_are_refused(options: dict[str, int], message: str) -> None:
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(2)
+    with th.record(net, tensors=True) as clean:
+        net(x)
+    with pytest.raises(TenterhookError, match=message):
+        th.patch_sweep(net, 2 * x, clean, None, "0", torch.sum, **options)

@@ -103,3 +103,18 @@ def test_selections_may_be_iterators() -> None:
     assert [call.path for call in rec.order()] == ["0", "1"]
     assert rec["1"].output.shape == (1, 1)
     assert (rec.recording.manifest.select, rec.recording.manifest.tensors) == ("0, 1", "1")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_an_edit_stops_is_recorded_on_sampled_steps_too(every: int) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with th.record(net, every=every) as rec:
+        edit = th.edit(net)
+        edit.stop("1")
+        with edit:
+            for _ in range(3):
+                edit.run(net, torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+    seen = [(row["path"], row["kind"]) for row in rec.table("values").to_pylist() if row["step"] == 2]
+    assert seen == [("0", "output"), ("1", "output"), ("1", "grad_output"), ("0", "grad_output")]

@@ -143,10 +143,10 @@ def patch_sweep(
             batch (dim 0) by themselves, which is tried first.
 
     Raises:
-        TenterhookError: with ``batch``, the metric of copies that run together is not that of one alone.
+        TenterhookError: with ``batch``, the metric of copies that run together is not that of one alone; or it is less than 1.
         SelectionError: nothing matches.
         NotRecordedError: the recording does not hold an output that is to be patched.
-        EditError: the clean activations have another shape.
+        EditError: the clean activations have another shape, or no such ``dim``.
     """
     backend = find_backend(model)
     chosen = resolve(select, backend.entries(model), require_callable=True)
@@ -158,11 +158,8 @@ def patch_sweep(
     base = None if corrupt is None or by_edits else _metric_of(backend, getattr(corrupt, "recording", corrupt), metric)
     base = run.patched({}) if base is None else base
     known = _metric_of(backend, recorded, metric)
-    count = max(patch.shape[dim] for patch in patches.values())
-    values = np.full((len(chosen), count), np.nan)
-    if batch > 1 and not approximate:
-        _check_batch(run, base)
-    fill = _estimate(run, chosen, patches, base) if approximate else _sweep(run, chosen, patches, batch)
+    values = np.full((len(chosen), _most_positions(patches, dim)), np.nan)
+    fill = _estimate(run, chosen, patches, base) if approximate else _sweep(run, chosen, patches, batch, base)
     for row, position, value in fill:
         values[row, position] = value
     return PatchSweep([entry.path for entry in chosen], values, base, known, approximate)
@@ -243,9 +240,25 @@ class _Run:
         return self.backend.where(self.backend.constant(mask, value, boolean=True), whole, value)
 
 
+def _most_positions(patches: Mapping[str, np.ndarray], dim: int) -> int:
+    for path, patch in patches.items():
+        if not -patch.ndim <= dim < patch.ndim:
+            raise EditError(
+                f"patch_sweep: the output of '{path or '(root)'}' has shape {patch.shape}, and so no dim {dim}\n"
+                "  say along which dimension the positions are: dim="
+            )
+    return max(patch.shape[dim] for patch in patches.values())
+
+
 def _sweep(
-    run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], batch: int
+    run: _Run, chosen: list[Entry], patches: dict[str, np.ndarray], batch: int, corrupt: float
 ) -> Iterator[tuple[int, int, float]]:
+    if batch < 1:
+        raise TenterhookError(
+            f"patch_sweep: batch={batch} runs nothing\n  give how many copies go into one call, 1 or more"
+        )
+    if batch > 1:
+        _check_batch(run, corrupt)
     total = sum(patch.shape[run.dim] for patch in patches.values())
     console = Console(stderr=True)
     shown = console.is_terminal or console.is_jupyter

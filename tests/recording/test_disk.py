@@ -18,6 +18,8 @@ import pytest
 from tenterhook.errors import NotRecordedError, RecordingError, TargetError
 from tenterhook.recording import DiskSink, Manifest, environment, find_recordings, open_recording
 from tenterhook.recording.dump import dump
+from tenterhook.recording.shards import ShardWriter
+from tenterhook.recording.tensors import TensorStore
 from tests.recording.synthetic import (
     call,
     calls_batch,
@@ -558,3 +560,26 @@ def test_a_clock_that_jumps_changes_nothing_but_the_dates(tmp_path: Path, monkey
     recording = open_recording(tmp_path / "a.thk")
     assert recording.manifest.complete and recording.manifest.ended < recording.manifest.started
     assert recording.steps == [0, 1, 2] and find_recordings(tmp_path) == [tmp_path / "a.thk"]
+
+
+def test_a_tensor_that_is_written_while_the_others_are_looked_at_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ShardWriter(tmp_path)
+    writer.append("0", np.zeros(4, np.float32))
+    draft = tmp_path / "tensors-00000.safetensors.part"
+    store = TensorStore(tmp_path)
+
+    def written_meanwhile(path: Path) -> Path:
+        if path.suffix == ".jsonl" and "1" not in written:
+            written.append("1")
+            writer.append("1", np.ones(100_000, np.float32))
+        return path
+
+    written: list[str] = []
+    monkeypatch.setattr("tenterhook.recording.tensors.plain_file", written_meanwhile)
+    for _ in range(2):
+        store.look({0: draft}, finished=False)
+        assert list(store) == ["0", "1"]
+    assert store.get("1").sum() == 100_000
+    writer.stop()

@@ -116,13 +116,17 @@ class Attachment(Suspendable):
             return True
 
     def resume(self) -> None:
-        """Put the hooks on again, after those that are on by now."""
+        """Put the hooks on again, after those that are on by now, but ahead of ours that belong to later layers."""
         with _lock:
             resting, self._resting = self._resting, None
             for reference, key, value in resting or ():
                 table = reference()
                 if table is not None:
                     table[key] = value
+                    if (
+                        layer := getattr(value, "layer", None)
+                    ) is not None:  # hooks of later layers came meanwhile, or stayed
+                        put_in_layer(table, key, layer)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

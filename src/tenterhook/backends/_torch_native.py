@@ -165,12 +165,17 @@ class NativeAttachment(Yielding):
         """Put hooks into the module's tables instead, in front of all: the module had none when we came."""
         module = self._take()
         if module is not None and self._hooks is None:
-            self._hooks = self._put_hooks(module)
-            self._hooks.put_first()
+            self._use_hooks(module).put_first()
+
+    def _use_hooks(self, module: nn.Module) -> Attachment:
+        self._hooks = hooks = self._put_hooks(module)
+        self._around.yielded = True  # to hooks that a call which is running now does not get
+        return hooks
 
     def remove(self) -> None:
         """Take it off."""
         self._take()
+        self._around.yielded = False
         self._around.give_way = None  # a cycle
         if self._hooks is not None:
             self._hooks.remove()
@@ -178,7 +183,8 @@ class NativeAttachment(Yielding):
     def suspend(self) -> bool:
         """Take it off until ``resume``."""
         if self._hooks is not None:
-            return self._hooks.suspend()
+            self._around.yielded = not self._hooks.suspend()
+            return not self._around.yielded
         if not self.live:
             return False
         self._take()
@@ -189,8 +195,9 @@ class NativeAttachment(Yielding):
         module = self._ref()
         if self._hooks is not None:
             self._hooks.resume()
+            self._around.yielded = True
         elif module is not None:
             if _has_room(module):
                 self._put(module)
             else:
-                self._hooks = self._put_hooks(module)
+                self._use_hooks(module)

@@ -16,6 +16,7 @@ typedef struct {
     Place *place;
     PyObject *ref, *before, *after, *failed, *elsewhere, *give_way;
     char on;
+    char yielded; /* hooks stand in its place: they do not run for a call that began before, and ends here */
 } Around;
 
 #define EACH_OBJECT_OF_AN_AROUND(DO) DO(engine) DO(place) DO(ref) DO(before) DO(after) DO(failed) DO(elsewhere) DO(give_way)
@@ -121,7 +122,7 @@ static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject
 
 static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *named, PyObject *result)
 {
-    if (!self->on) return 0; /* taken off in the meantime */
+    if (!self->on && !self->yielded) return 0; /* taken off in the meantime */
     int ended = close_call(self->engine, self->place, module, result);
     PyObject *done = ended > 0    ? (Py_INCREF(Py_None), Py_None)
                      : ended == 0 ? PyObject_CallFunctionObjArgs(self->after, module, args, named, result, NULL)
@@ -138,7 +139,7 @@ static PyObject *call_around(Around *self, PyObject *module, PyObject *args, PyO
     if (!begin_around(self, module, args, named)) {
         result = run_module(module, args, kwargs);
         if (!result) {
-            if (self->on) call_failed(self, module, args, named);
+            if (self->on || self->yielded) call_failed(self, module, args, named);
         } else if (end_around(self, module, args, named, result)) Py_CLEAR(result);
     }
     Py_DECREF(named);
@@ -246,6 +247,7 @@ static PyMethodDef around_methods[] = {
 
 static PyMemberDef around_members[] = {
     {"on", T_BOOL, offsetof(Around, on), 0, "whether calls are followed"},
+    {"yielded", T_BOOL, offsetof(Around, yielded), 0, "whether hooks in the module's tables follow its calls instead"},
     {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
     {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
     {"give_way", T_OBJECT, offsetof(Around, give_way), 0, "has hooks in the module's tables take its place"},

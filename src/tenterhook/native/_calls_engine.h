@@ -193,13 +193,18 @@ static int64_t known_word(Table *table, int64_t *codes, int which, PyObject *wor
 static int64_t site_code(Engine *self, Place *place, Table *table, int which, const char *kind)
 {
     Known *known = &place->sites[which];
-    if (known->serial == self->serial) return known->code;
+    long long serial = self->serial;
+    if (known->serial == serial) return known->code;
+    Py_INCREF(table); /* other threads may hand it over meanwhile; the code is of this one then, not of the next */
     PyObject *site = PyObject_CallMethod((PyObject *)place, "site", "ss", kind, "");
-    if (!site) return -2;
-    known->code = table_code(table, site);
-    Py_DECREF(site);
-    known->serial = known->code < 0 ? -1 : self->serial;
-    return known->code;
+    int64_t code = site ? table_code(table, site) : -2;
+    Py_XDECREF(site);
+    Py_DECREF(table);
+    if (code >= 0) {
+        known->code = code;
+        known->serial = serial;
+    }
+    return code;
 }
 
 static int64_t shape_code(Engine *self, Place *place, Table *table, int which, const DLTensor *tensor)
@@ -207,8 +212,13 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
     Known *known = &place->shapes[which];
     int dims = tensor->ndim;
     size_t bytes = sizeof(int64_t) * (size_t)dims;
-    if (known->serial == self->serial && known->dims == dims && !memcmp(known->sizes, tensor->shape, bytes)) return known->code;
-    PyObject *shape = PyTuple_New(dims);
+    long long serial = self->serial;
+    if (known->serial == serial && known->dims == dims && !memcmp(known->sizes, tensor->shape, bytes)) return known->code;
+    PyObject *shape = PyTuple_New(dims); /* may collect garbage, which runs Python */
+    if (serial != self->serial) {
+        Py_XDECREF(shape);
+        return shape ? 0 : -2; /* the caller sees that the table is another one */
+    }
     for (int i = 0; shape && i < dims; i++) {
         PyObject *size = PyLong_FromLongLong(tensor->shape[i]);
         if (!size || PyTuple_SetItem(shape, i, size)) Py_CLEAR(shape);
@@ -220,13 +230,14 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
     known->code = code;
     known->dims = dims;
     if (bytes) memcpy(known->sizes, tensor->shape, bytes);
-    known->serial = self->serial;
+    known->serial = serial;
     return code;
 }
 
-/* Has Python hand a full table over. */
+/* Has Python hand a full table over; another thread may have closed the session, which has let go of that then. */
 static int make_room(PyObject *hand_over)
 {
+    if (!hand_over) return 0;
     PyObject *done = PyObject_CallNoArgs(hand_over);
     Py_XDECREF(done);
     return done ? 0 : -1;
@@ -255,9 +266,9 @@ static int add_call(Engine *self, Call *call, Call *parent, long long start, lon
         table = (Table *)self->calls;
         site = site_code(self, (Place *)call->watched, table, SITE_CALL, "");
         if (site < 0) return -1;
-    } while (serial != self->serial);
+    } while (serial != self->serial || table->used >= table->capacity);
     phase = known_word(table, self->call_words, backward ? WORD_BACKWARD : WORD_FORWARD, backward ? word_backward : word_forward);
-    if (phase < 0 || table->used >= table->capacity) return phase < 0 ? -1 : 0;
+    if (phase < 0) return -1;
     int64_t *cells = table->memory + table->used * table->width;
     cells[C_SITE] = site;
     cells[C_SEQ] = backward ? call->backward_seq : call->seq;
@@ -322,7 +333,7 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
     long long serial;
     Place *place = (Place *)call->watched;
     int which = backward ? SITE_GRADIENT : SITE_OUTPUT;
-    int64_t site;
+    int64_t site, shape;
     do {
         serial = self->serial;
         if (((Table *)self->values)->reserved >= ((Table *)self->values)->capacity && make_room(self->values_full)) goto end;
@@ -334,13 +345,14 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
         table = (Table *)self->values;
         site = site_code(self, place, table, which, backward ? "grad_output" : "output");
         if (site < 0) goto end;
+        shape = serial == self->serial ? shape_code(self, place, table, which, tensor) : 0;
+        if (shape < 0) goto end;
     } while (serial != self->serial || table->reserved >= table->capacity);
-    int64_t shape = shape_code(self, place, table, which, tensor);
     int64_t phase = known_word(table, self->value_words, backward ? WORD_BACKWARD : WORD_FORWARD,
                                backward ? word_backward : word_forward);
     int64_t device = known_word(table, self->value_words, WORD_CPU, PyTuple_GetItem(self->dtype_names, DTYPES_KNOWN));
     int64_t name = known_word(table, self->dtype_words, dtype, PyTuple_GetItem(self->dtype_names, dtype));
-    if (shape < 0 || phase < 0 || device < 0 || name < 0) goto end;
+    if (phase < 0 || device < 0 || name < 0) goto end;
     seq = self->seq++;
     int64_t row = table->reserved++;
     if (self->measures) {

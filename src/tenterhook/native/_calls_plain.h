@@ -40,7 +40,7 @@ static int open_call(Engine *self, Place *place, PyObject *module, PyObject *arg
     int failed = place_begin(place, call) || PyList_Append(self->stack, (PyObject *)call);
     if (!failed && place->wanted && place->due && self->follows) {
         call->followed = call->recorded = 1;
-        if (self->wants_input) {
+        if (self->wants_input && !self->closed) {
             PyObject *done = PyObject_CallFunctionObjArgs(self->before, call, module, args, kwargs, NULL);
             failed = !done;
             Py_XDECREF(done);
@@ -57,6 +57,7 @@ static int output_given(Engine *self, Call *call, PyObject *module, PyObject *ou
     DLTensor found;
     int dtype, done = ((Place *)call->watched)->keep ? 0 : is_plain(self, output, &found, &dtype);
     if (done > 0 && self->wants_output && add_value(self, call, &found, dtype, 0) < 0) return -1;
+    if (self->closed) return 0; /* by another thread, while that was measured: what follows is gone */
     PyObject *rest = NULL;
     if (done > 0 && self->wants_grad_output) {
         done = tap_output(self, call, output, module);
@@ -87,7 +88,7 @@ static int close_call(Engine *self, Place *place, PyObject *module, PyObject *ou
         long long now = now_ns(self);
         Call *parent = (Call *)call->parent;
         failed = call->recorded && add_call(self, call, parent, call->start_ns, now - call->start_ns);
-        if (!failed && (self->wants_output || self->wants_grad_output)) failed = output_given(self, call, module, output);
+        if (!failed && !self->closed && (self->wants_output || self->wants_grad_output)) failed = output_given(self, call, module, output);
         if (!failed && call->seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - now) * SAMPLED;
     }
     Py_DECREF(call);

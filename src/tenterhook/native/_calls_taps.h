@@ -72,6 +72,7 @@ static PyObject *gradient_came(CallTap *tap, PyObject *gradient)
         return PyObject_CallFunction(self->came, "Oss" "OO", call, "grad_output", "", Py_None, gradient);
     }
     if (call->token != token && begin_backward(self, call, token, now)) return our_fault(self);
+    if (self->closed) Py_RETURN_NONE; /* by another thread meanwhile */
     ((Place *)call->watched)->gradient_count++;
     call->output_token = token;
     DLTensor found;

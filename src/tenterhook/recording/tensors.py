@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,13 +175,13 @@ def _journal_entries(path: Path, begin: int = 0) -> tuple[list[Entry], int]:
     """Read a journal from a byte on; gives its entries, and how far it is whole."""
     journal = path.with_name(path.name.replace(".safetensors.part", ".jsonl"))
     entries = []
-    with reading(path):
-        size = path.stat().st_size
+    with reading(path), plain_file(path).open("rb") as data:
         text = b""
         if journal.exists():
             with plain_file(journal).open("rb") as file:
                 file.seek(begin)
                 text = file.read()
+        size = os.fstat(data.fileno()).st_size  # looked at last: the writer puts a tensor there before its line
         whole = text[: text.rfind(b"\n") + 1]  # what follows the last line feed was cut off by the kill
         for line in whole.split(b"\n")[:-1]:
             entry = msgspec.json.decode(line, type=Entry)
