@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import stat
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ __all__ = ["RankFiles", "first_line", "load_manifest", "part_number", "plain_fil
 
 _PART = re.compile(r"(calls|values)-(\d{5,9})\.(arrows|parquet)")
 _SHARD = re.compile(r"tensors-(\d{5,9})\.safetensors(\.part)?")
+_LISTINGS = 20  # until two agree; a folder changes a few times a second at most
 
 
 @dataclass
@@ -45,19 +45,32 @@ def rank_files(folder: Path, rank: int) -> RankFiles:
     """List the files of a rank. Of a part that is there as a stream and as Parquet, Parquet counts."""
     files = RankFiles(rank, folder)
     parts: dict[tuple[str, int], Path] = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if match := _PART.fullmatch(entry.name):
-                key = (match[1], int(match[2]))
-                if key not in parts or match[3] == "parquet":
-                    parts[key] = folder / entry.name
-            elif match := _SHARD.fullmatch(entry.name):
-                number = int(match[1])
-                if number not in files.shards or not match[2]:
-                    files.shards[number] = folder / entry.name
+    for name in _settled_names(folder):
+        if match := _PART.fullmatch(name):
+            key = (match[1], int(match[2]))
+            if key not in parts or match[3] == "parquet":
+                parts[key] = folder / name
+        elif match := _SHARD.fullmatch(name):
+            number = int(match[1])
+            if number not in files.shards or not match[2]:
+                files.shards[number] = folder / name
     for (table, _), path in sorted(parts.items()):
         (files.parquet if path.suffix == ".parquet" else files.streams)[table].append(path)
     return files
+
+
+def _settled_names(folder: Path) -> set[str]:
+    """List a folder until two listings agree.
+
+    One that is changed while it is listed may miss both names of a part that goes from one to the other.
+    """
+    names = {path.name for path in folder.iterdir()}
+    for _ in range(_LISTINGS):
+        again = {path.name for path in folder.iterdir()}
+        if again == names:
+            break
+        names = again
+    return names
 
 
 def part_number(path: Path) -> int:
