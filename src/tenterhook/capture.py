@@ -314,7 +314,7 @@ class Capture:
     def op_differentiated(self, call: LiveCall, slot: str, put_on: Callable[[Callable[[Any], None]], None]) -> None:
         """Wait for a gradient of a functional call, where the framework itself knows how."""
         if self._wants_grad_output:
-            call.pending["grad_output", slot] = -1
+            call.expect("grad_output", slot)
             put_on(partial(self._gradient, call, "grad_output", slot, None))
 
     def _failed(

@@ -165,12 +165,14 @@ class NativeAttachment(Yielding):
         """Put hooks into the module's tables instead, in front of all: the module had none when we came."""
         module = self._take()
         if module is not None and self._hooks is None:
+            self._around.yielded = True  # calls that run now began there, and end there
             self._hooks = self._put_hooks(module)
             self._hooks.put_first()
 
     def remove(self) -> None:
         """Take it off."""
         self._take()
+        self._around.yielded = False
         self._around.give_way = None  # a cycle
         if self._hooks is not None:
             self._hooks.remove()
@@ -178,6 +180,7 @@ class NativeAttachment(Yielding):
     def suspend(self) -> bool:
         """Take it off until ``resume``."""
         if self._hooks is not None:
+            self._around.yielded = False
             return self._hooks.suspend()
         if not self.live:
             return False

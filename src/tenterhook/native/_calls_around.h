@@ -15,7 +15,7 @@ typedef struct {
     Engine *engine; /* NULL in the one by which references are counted */
     Place *place;
     PyObject *ref, *before, *after, *failed, *elsewhere, *give_way;
-    char on;
+    char on, yielded; /* yielded: hooks have taken its place, and end the calls after those that run */
 } Around;
 
 #define EACH_OBJECT_OF_AN_AROUND(DO) DO(engine) DO(place) DO(ref) DO(before) DO(after) DO(failed) DO(elsewhere) DO(give_way)
@@ -115,17 +115,19 @@ static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject
     PyObject *done = begun > 0    ? (Py_INCREF(Py_None), Py_None)
                      : begun == 0 ? PyObject_CallFunctionObjArgs(self->before, module, args, named, NULL)
                                   : our_fault(self->engine);
+    if (!done) self->engine->unsure = 1; /* the call may be open, and will not end here */
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
 static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *named, PyObject *result)
 {
-    if (!self->on) return 0; /* taken off in the meantime */
+    if (!self->on && !self->yielded) return 0; /* taken off in the meantime */
     int ended = close_call(self->engine, self->place, module, result);
     PyObject *done = ended > 0    ? (Py_INCREF(Py_None), Py_None)
                      : ended == 0 ? PyObject_CallFunctionObjArgs(self->after, module, args, named, result, NULL)
                                   : our_fault(self->engine);
+    if (!done) self->engine->unsure = 1;
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -138,7 +140,7 @@ static PyObject *call_around(Around *self, PyObject *module, PyObject *args, PyO
     if (!begin_around(self, module, args, named)) {
         result = run_module(module, args, kwargs);
         if (!result) {
-            if (self->on) call_failed(self, module, args, named);
+            if (self->on || self->yielded) call_failed(self, module, args, named);
         } else if (end_around(self, module, args, named, result)) Py_CLEAR(result);
     }
     Py_DECREF(named);
@@ -162,7 +164,7 @@ static PyObject *around_call(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     int has = !module ? -1 : !self->on ? 0 : has_hooks(self->engine, module);
     if (has > 0) { /* from now on ours are hooks, too, in their place among the others */
-        PyObject *done = PyObject_CallNoArgs(self->give_way ? self->give_way : Py_None);
+        PyObject *done = tell(self->give_way == Py_None ? NULL : self->give_way, PyTuple_New(0));
         has = done ? 1 : -1;
         Py_XDECREF(done);
     }
@@ -217,7 +219,7 @@ static PyObject *around_modifier(PyObject *object, void *closure)
     (void)closure;
     for (Py_ssize_t i = 0; all && i < PyList_Size(all); i++) {
         PyObject *give_way = ((Around *)PyList_GetItem(all, i))->give_way;
-        PyObject *done = give_way && give_way != Py_None ? PyObject_CallNoArgs(give_way) : (Py_INCREF(Py_None), Py_None);
+        PyObject *done = tell(give_way == Py_None ? NULL : give_way, PyTuple_New(0));
         Py_XDECREF(done);
         if (!done) Py_CLEAR(all);
     }
@@ -246,6 +248,7 @@ static PyMethodDef around_methods[] = {
 
 static PyMemberDef around_members[] = {
     {"on", T_BOOL, offsetof(Around, on), 0, "whether calls are followed"},
+    {"yielded", T_BOOL, offsetof(Around, yielded), 0, "whether hooks have taken its place: calls that run still end here"},
     {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
     {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
     {"give_way", T_OBJECT, offsetof(Around, give_way), 0, "has hooks in the module's tables take its place"},

@@ -189,31 +189,43 @@ static int64_t known_word(Table *table, int64_t *codes, int which, PyObject *wor
     return codes[which];
 }
 
-/* Returns the code of a site in a table; negative with an exception set. */
+/* Returns the code of a site in a table; negative with an exception set. Where the tables were handed over in the meantime (Python
+ * makes the site) the code says nothing: the caller has to look whether `serial` has changed. */
 static int64_t site_code(Engine *self, Place *place, Table *table, int which, const char *kind)
 {
     Known *known = &place->sites[which];
     if (known->serial == self->serial) return known->code;
+    long long serial = self->serial;
     PyObject *site = PyObject_CallMethod((PyObject *)place, "site", "ss", kind, "");
     if (!site) return -2;
+    if (serial != self->serial) { /* the table may be gone */
+        Py_DECREF(site);
+        return 0;
+    }
     known->code = table_code(table, site);
     Py_DECREF(site);
     known->serial = known->code < 0 ? -1 : self->serial;
     return known->code;
 }
 
+/* The same of a shape: to make a tuple may set the garbage collector off, and so anything. */
 static int64_t shape_code(Engine *self, Place *place, Table *table, int which, const DLTensor *tensor)
 {
     Known *known = &place->shapes[which];
     int dims = tensor->ndim;
     size_t bytes = sizeof(int64_t) * (size_t)dims;
     if (known->serial == self->serial && known->dims == dims && !memcmp(known->sizes, tensor->shape, bytes)) return known->code;
+    long long serial = self->serial;
     PyObject *shape = PyTuple_New(dims);
     for (int i = 0; shape && i < dims; i++) {
         PyObject *size = PyLong_FromLongLong(tensor->shape[i]);
         if (!size || PyTuple_SetItem(shape, i, size)) Py_CLEAR(shape);
     }
     if (!shape) return -2;
+    if (serial != self->serial) {
+        Py_DECREF(shape);
+        return 0;
+    }
     int64_t code = table_code(table, shape);
     Py_DECREF(shape);
     if (code < 0 || dims > CACHED_DIMS) return code;
@@ -227,7 +239,7 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
 /* Has Python hand a full table over. */
 static int make_room(PyObject *hand_over)
 {
-    PyObject *done = PyObject_CallNoArgs(hand_over);
+    PyObject *done = tell(hand_over, PyTuple_New(0));
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -322,7 +334,7 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
     long long serial;
     Place *place = (Place *)call->watched;
     int which = backward ? SITE_GRADIENT : SITE_OUTPUT;
-    int64_t site;
+    int64_t site, shape;
     do {
         serial = self->serial;
         if (((Table *)self->values)->reserved >= ((Table *)self->values)->capacity && make_room(self->values_full)) goto end;
@@ -334,13 +346,15 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
         table = (Table *)self->values;
         site = site_code(self, place, table, which, backward ? "grad_output" : "output");
         if (site < 0) goto end;
+        if (serial != self->serial) continue;
+        shape = shape_code(self, place, table, which, tensor);
+        if (shape < 0) goto end;
     } while (serial != self->serial || table->reserved >= table->capacity);
-    int64_t shape = shape_code(self, place, table, which, tensor);
     int64_t phase = known_word(table, self->value_words, backward ? WORD_BACKWARD : WORD_FORWARD,
                                backward ? word_backward : word_forward);
     int64_t device = known_word(table, self->value_words, WORD_CPU, PyTuple_GetItem(self->dtype_names, DTYPES_KNOWN));
     int64_t name = known_word(table, self->dtype_words, dtype, PyTuple_GetItem(self->dtype_names, dtype));
-    if (shape < 0 || phase < 0 || device < 0 || name < 0) goto end;
+    if (phase < 0 || device < 0 || name < 0) goto end;
     seq = self->seq++;
     int64_t row = table->reserved++;
     if (self->measures) {
@@ -388,7 +402,7 @@ static PyObject *our_fault(Engine *self)
         return NULL;
     }
     if (traceback) PyException_SetTraceback(error, traceback);
-    PyObject *done = PyObject_CallFunctionObjArgs(self->fault, error, NULL);
+    PyObject *done = tell(self->fault, PyTuple_Pack(1, error));
     Py_XDECREF(kind);
     Py_XDECREF(error);
     Py_XDECREF(traceback);
