@@ -63,7 +63,9 @@ class TensorValues:
                         numel = tensor.numel()
                         if numel >= THREADED_NUMEL:
                             set_threads(torch.get_num_threads())
-                        if tensor.untyped_storage().data_ptr() or not numel:  # else let go, as FSDP does, or never there
+                        if (
+                            tensor.untyped_storage().data_ptr() or not numel
+                        ):  # else let go, as FSDP does, or never there
                             rows.measure_flat(row, tensor.data_ptr(), code, numel)
                             return None
             except RuntimeError:
