@@ -517,6 +517,25 @@ def test_a_session_that_ends_while_a_block_is_handed_over(monkeypatch: pytest.Mo
         rec.close()
 
 
+def test_functional_calls_are_the_models_not_those_of_another_recording() -> None:
+    def rows(net: nn.Module, native: bool) -> list[dict[str, Any]]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not native:
+                patch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+            with th.record(net, ops=True) as rec, th.record(net, kinds=["output"]):
+                net(torch.ones(3, 4))
+        return rec.table("calls").drop_columns(["start_ns", "duration_ns"]).to_pylist()
+
+    for name in ("vmap", "sparse", "complex", "no dimensions"):
+        net = _Gives(UNUSUAL[name])
+        with th.record(net, ops=True) as rec:
+            net(torch.ones(3, 4))
+        alone = [call.path for call in rec.order()]
+        native = rows(net, True)
+        assert native == rows(net, False)
+        assert sorted(row["path"] for row in native) == sorted(alone)
+
+
 def test_pauses_and_sampled_steps() -> None:
     def work(net: nn.Module) -> None:
         for _ in range(7):
