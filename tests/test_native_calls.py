@@ -165,6 +165,8 @@ UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "large, transposed": lambda x: x.repeat(500, 10).t() + 0,
     "many dimensions": lambda x: x.reshape(3, 4, *[1] * 20) * 2,
     "vmap": torch.func.vmap(torch.sin),
+    "zeros without memory": lambda x: torch._efficientzerotensor((3, 4)),
+    "a part of zeros without memory": lambda x: torch._efficientzerotensor((3, 4))[1:],
 }
 
 
@@ -488,6 +490,124 @@ def test_closing_from_another_thread_at_any_moment(monkeypatch: pytest.MonkeyPat
         recorders.clear()
         assert output.tolist() == x.grad.tolist() == [8.0] * 3
     assert last > 20
+
+
+class _Recurs(nn.Module):
+    """Calls itself, with something done before it does."""
+
+    def __init__(self, between: Callable[[nn.Module], Any], error: Exception | None = None) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+        self.between = between
+        self.error = error
+        self.depth = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.depth += 1
+        try:
+            if self.depth == 1:
+                self.between(self)
+                x = self(x) * 2
+                if self.error is not None:
+                    raise self.error
+            return self.last(x)
+        finally:
+            self.depth -= 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("error", [None, ValueError("mine")])
+def test_calls_that_run_while_hooks_take_the_place_of_ours_end_as_all_do(error: Exception | None) -> None:
+    def another_recording(module: nn.Module) -> None:
+        with th.record(module):
+            pass
+
+    betweens: list[Callable[[nn.Module], Any]] = [
+        lambda module: module.register_forward_hook(lambda *arguments: None),
+        lambda module: torch.jit.trace(module.last, torch.ones(2, 4)),
+        another_recording,
+    ]
+
+    def work(net: nn.Module) -> None:
+        for _ in range(2):
+            try:
+                net(torch.ones(2, 4)).sum().backward()
+            except ValueError as caught:
+                assert caught is error
+
+    for between in betweens:
+        native, python, _ = _both(lambda between=between: nn.Sequential(_Recurs(between, error)), work)
+        assert native == python
+        assert not [row for row in native[0] if row["error"] == "did not end"]
+
+
+def test_rows_are_right_where_a_block_is_handed_over_while_a_row_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Watched.site
+
+    def site(self: Watched, kind: str = "", slot: str = "") -> Any:
+        if recs:
+            recs[-1]._capture.rows.flush()  # as another thread may
+        return plain(self, kind, slot)
+
+    recs: list[th.Recorder] = []
+
+    def rows() -> Rows:
+        torch.manual_seed(0)
+        net = _net()
+        with th.record(net) as rec:
+            recs.append(rec)
+            for _ in range(3):
+                net(torch.ones(2, 4)).sum().backward()
+            recs.clear()
+        return _rows(rec)
+
+    clean = rows()
+    monkeypatch.setattr(Watched, "site", site)
+    assert rows() == clean
+
+
+@pytest.mark.parametrize("rows", range(1, 7))
+def test_a_session_that_ends_while_a_block_is_handed_over(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr("tenterhook.row_capture._BLOCK_ROWS", rows)
+    plain = MemorySink.write_values
+    recs: list[th.Recorder] = []
+
+    def write_values(self: MemorySink, batch: Any) -> None:
+        plain(self, batch)
+        if recs:
+            recs.pop().close()
+
+    monkeypatch.setattr(MemorySink, "write_values", write_values)
+    gives: list[Callable[[Tensor], Any]] = [lambda x: x * 2, lambda x: x.view(-1), lambda x: (x, x), Tensor.detach]
+    for give in gives:
+        net, x = _Gives(give), torch.ones(3, 4, requires_grad=True)
+        clean = net(x)
+        rec = th.record(net, on_error="raise").start()
+        recs.append(rec)
+        for _ in range(4):
+            assert torch.equal(net(x), clean)
+            net(x).sum().backward()
+        assert not recs
+        rec.close()
+
+
+def test_functional_calls_are_the_models_not_those_of_another_recording() -> None:
+    def rows(net: nn.Module, native: bool) -> list[dict[str, Any]]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not native:
+                patch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+            with th.record(net, ops=True) as rec, th.record(net, kinds=["output"]):
+                net(torch.ones(3, 4))
+        return rec.table("calls").drop_columns(["start_ns", "duration_ns"]).to_pylist()
+
+    for name in ("vmap", "sparse", "complex", "no dimensions"):
+        net = _Gives(UNUSUAL[name])
+        with th.record(net, ops=True) as rec:
+            net(torch.ones(3, 4))
+        alone = [call.path for call in rec.order()]
+        native = rows(net, True)
+        assert native == rows(net, False)
+        assert sorted(row["path"] for row in native) == sorted(alone)
 
 
 def test_pauses_and_sampled_steps() -> None:

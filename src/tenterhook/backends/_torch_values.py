@@ -63,7 +63,9 @@ class TensorValues:
                         numel = tensor.numel()
                         if numel >= THREADED_NUMEL:
                             set_threads(torch.get_num_threads())
-                        if tensor.untyped_storage().nbytes() or not numel:  # else it has been let go, as FSDP does
+                        if (
+                            tensor.untyped_storage().data_ptr() or not numel
+                        ):  # else let go, as FSDP does, or never there
                             rows.measure_flat(row, tensor.data_ptr(), code, numel)
                             return None
             except RuntimeError:
@@ -80,6 +82,8 @@ class TensorValues:
         if shards.is_dtensor(tensor):
             offset, note = shards.sketch_offset(tensor), shards.shard_note(tensor)
             tensor = shards.local_part(tensor)
+        if type(tensor) in PLAIN and tensor._is_zerotensor():  # of forward-mode differentiation: no memory behind it
+            tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         reason = _why_no_values(tensor)
         if reason is not None:
             return reason

@@ -116,6 +116,7 @@ static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject
     PyObject *done = begun > 0    ? (Py_INCREF(Py_None), Py_None)
                      : begun == 0 ? PyObject_CallFunctionObjArgs(self->before, module, args, named, NULL)
                                   : our_fault(self->engine);
+    if (!done) self->engine->unsure = 1; /* the call may be open, and will not end here */
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -127,6 +128,7 @@ static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *
     PyObject *done = ended > 0    ? (Py_INCREF(Py_None), Py_None)
                      : ended == 0 ? PyObject_CallFunctionObjArgs(self->after, module, args, named, result, NULL)
                                   : our_fault(self->engine);
+    if (!done) self->engine->unsure = 1;
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -163,7 +165,7 @@ static PyObject *around_call(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     int has = !module ? -1 : !self->on ? 0 : has_hooks(self->engine, module);
     if (has > 0) { /* from now on ours are hooks, too, in their place among the others */
-        PyObject *done = PyObject_CallNoArgs(self->give_way ? self->give_way : Py_None);
+        PyObject *done = tell(self->give_way == Py_None ? NULL : self->give_way, PyTuple_New(0));
         has = done ? 1 : -1;
         Py_XDECREF(done);
     }
@@ -218,7 +220,7 @@ static PyObject *around_modifier(PyObject *object, void *closure)
     (void)closure;
     for (Py_ssize_t i = 0; all && i < PyList_Size(all); i++) {
         PyObject *give_way = ((Around *)PyList_GetItem(all, i))->give_way;
-        PyObject *done = give_way && give_way != Py_None ? PyObject_CallNoArgs(give_way) : (Py_INCREF(Py_None), Py_None);
+        PyObject *done = tell(give_way == Py_None ? NULL : give_way, PyTuple_New(0));
         Py_XDECREF(done);
         if (!done) Py_CLEAR(all);
     }

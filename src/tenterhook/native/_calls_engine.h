@@ -189,7 +189,8 @@ static int64_t known_word(Table *table, int64_t *codes, int which, PyObject *wor
     return codes[which];
 }
 
-/* Returns the code of a site in a table; negative with an exception set. */
+/* Returns the code of a site in a table; negative with an exception set. Where the tables were handed over in the meantime (Python
+ * makes the site) the code says nothing: the caller has to look whether `serial` has changed. */
 static int64_t site_code(Engine *self, Place *place, Table *table, int which, const char *kind)
 {
     Known *known = &place->sites[which];
@@ -207,6 +208,7 @@ static int64_t site_code(Engine *self, Place *place, Table *table, int which, co
     return code;
 }
 
+/* The same of a shape: to make a tuple may set the garbage collector off, and so anything. */
 static int64_t shape_code(Engine *self, Place *place, Table *table, int which, const DLTensor *tensor)
 {
     Known *known = &place->shapes[which];
@@ -224,6 +226,10 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
         if (!size || PyTuple_SetItem(shape, i, size)) Py_CLEAR(shape);
     }
     if (!shape) return -2;
+    if (serial != self->serial) {
+        Py_DECREF(shape);
+        return 0;
+    }
     int64_t code = table_code(table, shape);
     Py_DECREF(shape);
     if (code < 0 || dims > CACHED_DIMS) return code;
@@ -237,8 +243,7 @@ static int64_t shape_code(Engine *self, Place *place, Table *table, int which, c
 /* Has Python hand a full table over; another thread may have closed the session, which has let go of that then. */
 static int make_room(PyObject *hand_over)
 {
-    if (!hand_over) return 0;
-    PyObject *done = PyObject_CallNoArgs(hand_over);
+    PyObject *done = tell(hand_over, PyTuple_New(0));
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -400,7 +405,7 @@ static PyObject *our_fault(Engine *self)
         return NULL;
     }
     if (traceback) PyException_SetTraceback(error, traceback);
-    PyObject *done = PyObject_CallFunctionObjArgs(self->fault, error, NULL);
+    PyObject *done = tell(self->fault, PyTuple_Pack(1, error));
     Py_XDECREF(kind);
     Py_XDECREF(error);
     Py_XDECREF(traceback);

@@ -14,11 +14,9 @@ static Call *running_call(Engine *self)
     return Py_TYPE(top) == Call_Type ? (Call *)top : NULL;
 }
 
-/* Begins a call: 1, 0 where Python has to, -1 with an exception set. */
-static int open_call(Engine *self, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
+/* Begins a call inside another one: 1, 0 where Python has to, -1 with an exception set. */
+static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    Call *outer = running_call(self);
-    if (!outer || !place->outer || place->outer != outer->watched) return 0;
     long long token = running_task(self);
     if (token != -1) return token == -2 && PyErr_Occurred() ? -1 : 0;
     int tracks = asks(self->grads_on);
@@ -37,11 +35,11 @@ static int open_call(Engine *self, Place *place, PyObject *module, PyObject *arg
     Call *call = call_make((PyObject *)place, (PyObject *)parent, seq, outer->step, self->thread, now);
     if (!call) return -1;
     call->tracks = (char)tracks;
-    int failed = place_begin(place, call) || PyList_Append(self->stack, (PyObject *)call);
+    int failed = place_begin(place, call) || PyList_Append(stack, (PyObject *)call);
     if (!failed && place->wanted && place->due && self->follows) {
         call->followed = call->recorded = 1;
-        if (self->wants_input && !self->closed) {
-            PyObject *done = PyObject_CallFunctionObjArgs(self->before, call, module, args, kwargs, NULL);
+        if (self->wants_input) {
+            PyObject *done = tell(self->before, PyTuple_Pack(4, call, module, args, kwargs));
             failed = !done;
             Py_XDECREF(done);
         }
@@ -49,6 +47,19 @@ static int open_call(Engine *self, Place *place, PyObject *module, PyObject *arg
     if (!failed && seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - call->start_ns) * SAMPLED;
     Py_DECREF(call);
     return failed ? -1 : 1;
+}
+
+static int open_call(Engine *self, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    Call *outer = running_call(self);
+    if (!outer || !place->outer || place->outer != outer->watched) return 0;
+    PyObject *stack = self->stack; /* both are the session's, which may end meanwhile */
+    Py_INCREF(stack);
+    Py_INCREF(outer);
+    int begun = open_inside(self, stack, outer, place, module, args, kwargs);
+    Py_DECREF(outer);
+    Py_DECREF(stack);
+    return begun;
 }
 
 /* Records what a call has given. 0, or -1 with an exception set. */
@@ -62,11 +73,11 @@ static int output_given(Engine *self, Call *call, PyObject *module, PyObject *ou
     if (done > 0 && self->wants_grad_output) {
         done = tap_output(self, call, output, module);
         if (!done) { /* the gradient only */
-            rest = PyObject_CallFunctionObjArgs(self->values_of, call, module, output, Py_False, NULL);
+            rest = tell(self->values_of, PyTuple_Pack(4, call, module, output, Py_False));
             done = rest ? 1 : -1;
         }
     } else if (!done) {
-        rest = PyObject_CallFunctionObjArgs(self->values_of, call, module, output, self->wants_output ? Py_True : Py_False, NULL);
+        rest = tell(self->values_of, PyTuple_Pack(4, call, module, output, self->wants_output ? Py_True : Py_False));
         done = rest ? 1 : -1;
     }
     Py_XDECREF(rest);

@@ -69,7 +69,7 @@ static PyObject *gradient_came(CallTap *tap, PyObject *gradient)
                  && !(call->pending && PyDict_Size(call->pending)) && (!call->forward || call->forward == Py_None);
     if (!native) {
         if (PyErr_Occurred()) return our_fault(self);
-        return PyObject_CallFunction(self->came, "Oss" "OO", call, "grad_output", "", Py_None, gradient);
+        return tell(self->came, Py_BuildValue("(OssOO)", call, "grad_output", "", Py_None, gradient));
     }
     if (call->token != token && begin_backward(self, call, token, now)) return our_fault(self);
     if (self->closed) Py_RETURN_NONE; /* by another thread meanwhile */
@@ -79,8 +79,8 @@ static PyObject *gradient_came(CallTap *tap, PyObject *gradient)
     int dtype, plain = ((Place *)call->watched)->keep || !self->plain ? 0 : is_plain(self, gradient, &found, &dtype);
     if (plain > 0) seq = add_value(self, call, &found, dtype, 1);
     else if (!plain) {
-        PyObject *number = PyObject_CallFunction(self->value, "OssO", call, "grad_output", "", gradient);
-        seq = number ? PyLong_AsLongLong(number) : -1;
+        PyObject *number = tell(self->value, Py_BuildValue("(OssO)", call, "grad_output", "", gradient));
+        seq = !number ? -1 : number == Py_None ? self->seq : PyLong_AsLongLong(number);
         Py_XDECREF(number);
     }
     if (seq < 0) return our_fault(self);
@@ -308,9 +308,11 @@ static int join_taps(Engine *self, Call *call, PyObject *hooks, PyObject *module
         CallTap *before = (CallTap *)last; /* those of one module's one call stand together, first come first run */
         if (before->module == (unsigned long long)(uintptr_t)module && before->engine != self) return 0;
     }
+    Py_INCREF(taps);
     PyObject *tap = new_tap(self, call, module);
     int failed = !tap || PyList_Append(taps, tap);
     Py_XDECREF(tap);
+    Py_DECREF(taps);
     return failed ? -1 : 1;
 }
 

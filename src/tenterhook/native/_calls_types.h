@@ -35,6 +35,23 @@ static void put(PyObject **place, PyObject *value)
     Py_XDECREF(old);
 }
 
+/* Calls what is the session's, with a tuple of arguments, which is taken over. The session may end at any time that Python runs:
+ * then there is nothing to call any more, and what is called may be let go while it runs. */
+static PyObject *tell(PyObject *function, PyObject *arguments)
+{
+    PyObject *result = NULL;
+    if (arguments && !function) {
+        Py_INCREF(Py_None);
+        result = Py_None;
+    } else if (arguments) {
+        Py_INCREF(function);
+        result = PyObject_CallObject(function, arguments);
+        Py_DECREF(function);
+    }
+    Py_XDECREF(arguments);
+    return result;
+}
+
 /* --- tables: rows of whole numbers, objects by their code ------------------------------------------------------------ */
 typedef struct {
     PyObject_HEAD
@@ -192,7 +209,7 @@ static int place_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->numbers);
     Py_VISIT(self->step_calls);
     Py_VISIT(self->no_gradient);
-    if (Py_TYPE(object) == Place_Type) Py_VISIT(Py_TYPE(object));
+    Py_VISIT(Py_TYPE(object)); /* of subclasses, too: theirs leaves it to us */
     return 0;
 }
 

@@ -80,14 +80,15 @@ static int64_t numel_of(const DLTensor *tensor)
     return numel;
 }
 
-/* Whether there is memory behind a tensor: one that was let go (`storage.resize_(0)`, as FSDP does) has its offset for an address. */
+/* Whether there is memory behind a tensor: one that was let go (`storage.resize_(0)`, as FSDP does), and one of nothing but zeros
+ * in forward-mode differentiation, have their offset for an address. */
 static int has_storage(PyObject *tensor)
 {
     PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
-    PyObject *size = storage ? PyObject_CallMethod(storage, "nbytes", NULL) : NULL;
-    int has = size && PyObject_IsTrue(size) > 0;
+    PyObject *address = storage ? PyObject_CallMethod(storage, "data_ptr", NULL) : NULL;
+    int has = address && PyObject_IsTrue(address) > 0;
     Py_XDECREF(storage);
-    Py_XDECREF(size);
+    Py_XDECREF(address);
     PyErr_Clear(); /* what has no storage to ask is left to Python */
     return has;
 }
