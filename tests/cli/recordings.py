@@ -12,7 +12,16 @@ from tenterhook.recording import Cost, DiskSink, Manifest, Model
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tests.recording.synthetic import batch, call, value
 
-__all__ = ["MODULES_OF_NET", "write_empty", "write_first_bad", "write_kinds", "write_named", "write_net", "write_steps"]
+__all__ = [
+    "MODULES_OF_NET",
+    "write_empty",
+    "write_first_bad",
+    "write_kinds",
+    "write_measured",
+    "write_named",
+    "write_net",
+    "write_steps",
+]
 
 MODULES_OF_NET = {
     "": "Net",
@@ -191,6 +200,14 @@ def write_steps(path: Path, steps: Iterable[int], *, close: bool = True) -> Path
     numbered = list(steps)
     calls = [call(seq, step, "", type="Net", call=numbered[:seq].count(step)) for seq, step in enumerate(numbered)]
     return _write(path, calls, [], close=close, steps=max(numbered) + 1)
+
+
+def write_measured(path: Path, measured: Iterable[dict[str, Any]]) -> Path:
+    """Write a call of each of some modules, with one value whose fields are given."""
+    given = list(measured)
+    calls = [call(2 * seq, 0, f"m{seq}", type="Linear") for seq in range(len(given))]
+    values = [value(2 * seq + 1, 2 * seq, 0, f"m{seq}", **fields) for seq, fields in enumerate(given)]
+    return _write(path, calls, values, steps=1)
 
 
 def write_empty(path: Path) -> Path:

@@ -14,7 +14,15 @@ from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.cli import run_show
 from tests.cli.commands import Result, tenterhook
-from tests.cli.recordings import write_empty, write_first_bad, write_kinds, write_named, write_net, write_steps
+from tests.cli.recordings import (
+    write_empty,
+    write_first_bad,
+    write_kinds,
+    write_measured,
+    write_named,
+    write_net,
+    write_steps,
+)
 
 
 @pytest.fixture
@@ -138,6 +146,29 @@ def test_where_the_first_value_that_is_not_finite_came_from(
     out = show(str(path), width=400).out
     assert words in out
     assert f" next    tenterhook show {path} --step 3 --site fc\n" in out
+
+
+_UNKNOWN = {"nan_count": None, "posinf_count": None, "neginf_count": None}
+
+
+@pytest.mark.parametrize(
+    ("measured", "words", "unmeasured", "nonfinite"),
+    [
+        ([{}, {}], "2 values, all finite ", 0, 0),
+        ([{}, {**_UNKNOWN, "dtype": "none"}], "2 values, all finite ", 0, 0),
+        ([_UNKNOWN, _UNKNOWN], "2 values, none of them measured (no statistics) ", 2, None),
+        ([_UNKNOWN, {**_UNKNOWN, "dtype": "none"}], "2 values, none of them measured (no statistics) ", 1, None),
+        ([{}, _UNKNOWN], "2 values, 1 not measured (no statistics), the others finite ", 1, 0),
+        ([_UNKNOWN, {"nan_count": 1}], "2 values, 1 of them not finite, 1 not measured (no statistics) ", 1, 1),
+    ],
+)
+def test_finite_is_what_was_measured(
+    tmp_path: Path, measured: list[dict], words: str, unmeasured: int, nonfinite: int | None
+) -> None:
+    path = write_measured(tmp_path / "a.thk", measured)
+    assert words in show(str(path), width=200).out.splitlines()[0]
+    found = json.loads(show(str(path), "--json").out)["data"]["overview"]
+    assert (found["values"], found["unmeasured"], found["nonfinite"]) == (2, unmeasured, nonfinite)
 
 
 def test_how_the_run_ended(tmp_path: Path, snapshot: SnapshotAssertion) -> None:

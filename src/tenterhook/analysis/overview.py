@@ -112,7 +112,8 @@ class Overview:
         functions: number of functional calls between them, by place and name.
         calls: number of calls by phase.
         values: number of tensors seen.
-        nonfinite: how many of them have values that are no finite numbers.
+        unmeasured: how many of them came without statistics, so that nobody knows whether they are finite.
+        nonfinite: how many of them have values that are no finite numbers, of those measured; None where none was.
         first_nonfinite: where the first of these is, and where it may have come from.
         error: the last call that raised, and what.
         crowded: the step with the most calls of one model itself: how many, its number and the model's name.
@@ -126,13 +127,17 @@ class Overview:
     functions: int
     calls: dict[str, int]
     values: int
-    nonfinite: int
+    unmeasured: int
+    nonfinite: int | None
     first_nonfinite: FirstNonfinite | None
     error: tuple[str, str] | None
     crowded: tuple[int, int, str] | None
 
 
 _BAD = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
+_CAME = "dtype is distinct from 'none'"
+"""Of what never came, such as a gradient, there is nothing to measure."""
+_UNKNOWN = f"({_CAME} and (nan_count is null or posinf_count is null or neginf_count is null))"
 
 
 def overview(recording: Recording) -> Overview:
@@ -145,7 +150,10 @@ def overview(recording: Recording) -> Overview:
         "select count(*) filter (type is distinct from 'op') modules, count(*) filter (type = 'op') functions "
         "from (select distinct model, path, type from calls)"
     ).to_pylist()
-    [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
+    [values] = recording.query(
+        f"select count(*) n, count(*) filter ({_CAME}) came, count(*) filter ({_UNKNOWN}) unknown, "
+        f"count(*) filter ({_BAD}) bad from values"
+    ).to_pylist()
     first = recording.query(
         f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
     ).to_pylist()
@@ -166,7 +174,8 @@ def overview(recording: Recording) -> Overview:
         functions=places["functions"],
         calls={row["phase"]: row["n"] for row in phases},
         values=values["n"],
-        nonfinite=values["bad"],
+        unmeasured=values["unknown"],
+        nonfinite=None if 0 < values["came"] == values["unknown"] and not values["bad"] else values["bad"],
         first_nonfinite=_first(recording, first[0], several) if first else None,
         error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
         crowded=(full[0]["n"], full[0]["step"], full[0]["model"] or ROOT) if full else None,
