@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "write_measured",
     "write_named",
     "write_net",
+    "write_ranks",
     "write_steps",
 ]
 
@@ -208,6 +209,18 @@ def write_measured(path: Path, measured: Iterable[dict[str, Any]]) -> Path:
     calls = [call(2 * seq, 0, f"m{seq}", type="Linear") for seq in range(len(given))]
     values = [value(2 * seq + 1, 2 * seq, 0, f"m{seq}", **fields) for seq, fields in enumerate(given)]
     return _write(path, calls, values, steps=1)
+
+
+def write_ranks(path: Path, given: Mapping[int, Mapping[int, dict[str, Any]]]) -> Path:
+    """Write for each rank and step a call with one value whose fields are given."""
+    for rank, steps in given.items():
+        manifest = _manifest(rank=rank, world=len(given), steps=1 + max(steps))
+        sink = DiskSink(path, manifest, rank=rank)
+        sink.write_calls(batch(CALLS, [call(2 * at, step, "fc", type="Linear") for at, step in enumerate(steps)]))
+        values = [value(2 * at + 1, 2 * at, step, "fc", **fields) for at, (step, fields) in enumerate(steps.items())]
+        sink.write_values(batch(VALUES, values))
+        sink.close(manifest, _modules())
+    return path
 
 
 def write_empty(path: Path) -> Path:

@@ -21,6 +21,7 @@ from tests.cli.recordings import (
     write_measured,
     write_named,
     write_net,
+    write_ranks,
     write_steps,
 )
 
@@ -146,6 +147,24 @@ def test_where_the_first_value_that_is_not_finite_came_from(
     out = show(str(path), width=400).out
     assert words in out
     assert f" next    tenterhook show {path} --step 3 --site fc\n" in out
+
+
+@pytest.mark.parametrize("asked", [(), ("--rank", "1"), ("--ranks", "1"), ("--ranks", "1,2")])
+def test_the_rank_of_the_first_value_that_is_not_finite_is_named(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {3: {}}, 1: {3: {"nan_count": 1}}, 2: {3: {}}})
+    out = show(str(path), *asked, width=400).out
+    assert " first ! fc:output#0@3 of rank 1 has 1 nan; " in out
+    assert f" next    tenterhook show {path} --rank 1 --step 3 --site fc\n" in out
+    rows = json.loads(show(str(path), "--rank", "1", "--step", "3", "--site", "fc", "--json").out)["data"]["rows"]
+    assert rows[0]["values"][0]["statistics"]["nan_count"] == 1
+    assert json.loads(show(str(path), "--json").out)["data"]["overview"]["first_nonfinite"]["rank"] == 1
+
+
+def test_of_one_rank_none_is_named(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {3: {"nan_count": 1}}})
+    out = show(str(path), width=400).out
+    assert "of rank" not in out
+    assert "--rank" not in out
 
 
 _UNKNOWN = {"nan_count": None, "posinf_count": None, "neginf_count": None}

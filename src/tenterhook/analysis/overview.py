@@ -91,6 +91,7 @@ class FirstNonfinite:
         counts: what is in it: ``{"nan": 3}``.
         place: its module, as ``tenterhook show --site`` takes it.
         step: its step.
+        rank: the process that saw it.
         origin: what is known of where it came from.
     """
 
@@ -98,6 +99,7 @@ class FirstNonfinite:
     counts: dict[str, int]
     place: str
     step: int
+    rank: int
     origin: str
 
 
@@ -196,6 +198,7 @@ def _first(recording: Recording, row: dict[str, Any], several: bool) -> FirstNon
         counts=_seen(row).nonfinite,
         place=format_place(path, op=op, model=row["model"] if several else None),
         step=row["step"],
+        rank=row["rank"],
         origin=_origin(recording, row),
     )
 

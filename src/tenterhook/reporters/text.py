@@ -143,8 +143,12 @@ def _print_verdict(console: Console, page: Page) -> None:
     if first:
         what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
         style = "bold red"
-        rows.append(("first !", f"{first.address} has {what}; {first.origin}"))
-        rows.append(("next", f"tenterhook show {page.name} --step {first.step} --site {shlex.quote(first.place)}"))
+        several = len(page.ranks) > 1 or first.rank > 0
+        where, rank = (f" of rank {first.rank}", f" --rank {first.rank}") if several else ("", "")
+        rows.append(("first !", f"{first.address}{where} has {what}; {first.origin}"))
+        rows.append(
+            ("next", f"tenterhook show {page.name}{rank} --step {first.step} --site {shlex.quote(first.place)}")
+        )
     rows.append(("run", _run(manifest)))
     if manifest.edits:
         rows.append(("edits", f"were on: {_edits(manifest.edits)}"))
