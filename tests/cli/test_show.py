@@ -220,6 +220,29 @@ def test_other_steps_are_listed_while_they_are_few(tmp_path: Path) -> None:
     assert show(str(many)).out.splitlines()[-1] == f"9 steps are recorded, 0 to 800: tenterhook show {many} --step N"
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([0], "only 0 was"),
+        ([0, 100, 200], "the recorded ones are 0, 100, 200"),
+        (range(4), "the recorded ones are 0 to 3"),
+        (range(0, 900, 100), "the recorded ones are 0, 100, ..., 800"),
+        ([*range(5), *range(10, 50, 5)], "the recorded ones are 13 from 0 to 45 (the nearest: 4, 10)"),
+    ],
+)
+def test_a_step_that_was_not_recorded(tmp_path: Path, steps: list[int], words: str) -> None:
+    path = write_steps(tmp_path / "a.thk", steps)
+    result = show(str(path), "--step", "7")
+    assert (result.code, result.out, result.err) == (4, "", f"tenterhook: step 7 was not recorded\n  {words}\n")
+
+
+def test_a_step_that_another_rank_recorded(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {0: {}, 2: {}}, 1: {0: {}, 7: {}}})
+    err = show(str(path), "--step", "7").err
+    assert err == "tenterhook: step 7 of rank 0 was not recorded\n  the recorded ones are 0, 2\n"
+    assert show(str(path), "--step", "7", "--rank", "1").code == 0
+
+
 def test_a_step_with_many_forwards_is_told(tmp_path: Path) -> None:
     path = write_steps(tmp_path / "a.thk", [0] * 12)
     assert "step 0 holds 12 forwards of Net: a step ends when an optimizer steps" in show(str(path), width=200).out

@@ -10,6 +10,7 @@ from tenterhook.address import ROOT, Address, format_place, split_op
 from tenterhook.analysis.asked import Part, parts_of
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording
+from tenterhook.recording.spelling import spelled
 from tenterhook.stats import STATISTICS
 
 __all__ = ["FirstNonfinite", "Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
@@ -221,9 +222,12 @@ def _origin(recording: Recording, row: dict[str, Any]) -> str:
     return f"its {source} was finite, so it arose in this module or in its parameters"
 
 
-def steps_of(recording: Recording) -> list[int]:
-    """List the steps of which something was recorded."""
-    rows = recording.query("select distinct step from calls union select distinct step from values order by step")
+def steps_of(recording: Recording, rank: int | None = None) -> list[int]:
+    """List the steps of which something was recorded, by any rank or by one."""
+    where = "" if rank is None else f" where rank = {int(rank)}"
+    rows = recording.query(
+        f"select distinct step from calls{where} union select distinct step from values{where} order by step"
+    )
     return rows["step"].to_pylist()
 
 
@@ -242,9 +246,12 @@ def rows_of_step(recording: Recording, step: int, *, rank: int, sites: Collectio
     """
     rows = _rows(recording, f"rank = {int(rank)} and step = {int(step)}", sites)
     if not rows and not sites:
-        known = steps_of(recording)
-        span = f"steps {known[0]} to {known[-1]} were" if known else "no step was"
-        raise NotRecordedError(f"step {step} was not recorded; {span}")
+        known = steps_of(recording, rank)
+        where = f" of rank {rank}" if len(recording.ranks) > 1 else ""
+        ones = f"only {known[0]} was" if known else "none was"
+        if len(known) > 1:
+            ones = f"the recorded ones are {spelled(known, step)}"
+        raise NotRecordedError(f"step {step}{where} was not recorded; {ones}")
     return rows
 
 
