@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,17 @@ from tenterhook.recording import Cost, DiskSink, Manifest, Model
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tests.recording.synthetic import batch, call, value
 
-__all__ = ["MODULES_OF_NET", "write_empty", "write_first_bad", "write_kinds", "write_named", "write_net", "write_steps"]
+__all__ = [
+    "MODULES_OF_NET",
+    "write_empty",
+    "write_first_bad",
+    "write_kinds",
+    "write_measured",
+    "write_named",
+    "write_net",
+    "write_ranks",
+    "write_steps",
+]
 
 MODULES_OF_NET = {
     "": "Net",
@@ -191,6 +201,26 @@ def write_steps(path: Path, steps: Iterable[int], *, close: bool = True) -> Path
     numbered = list(steps)
     calls = [call(seq, step, "", type="Net", call=numbered[:seq].count(step)) for seq, step in enumerate(numbered)]
     return _write(path, calls, [], close=close, steps=max(numbered) + 1)
+
+
+def write_measured(path: Path, measured: Iterable[dict[str, Any]]) -> Path:
+    """Write a call of each of some modules, with one value whose fields are given."""
+    given = list(measured)
+    calls = [call(2 * seq, 0, f"m{seq}", type="Linear") for seq in range(len(given))]
+    values = [value(2 * seq + 1, 2 * seq, 0, f"m{seq}", **fields) for seq, fields in enumerate(given)]
+    return _write(path, calls, values, steps=1)
+
+
+def write_ranks(path: Path, given: Mapping[int, Mapping[int, dict[str, Any]]]) -> Path:
+    """Write for each rank and step a call with one value whose fields are given."""
+    for rank, steps in given.items():
+        manifest = _manifest(rank=rank, world=len(given), steps=1 + max(steps))
+        sink = DiskSink(path, manifest, rank=rank)
+        sink.write_calls(batch(CALLS, [call(2 * at, step, "fc", type="Linear") for at, step in enumerate(steps)]))
+        values = [value(2 * at + 1, 2 * at, step, "fc", **fields) for at, (step, fields) in enumerate(steps.items())]
+        sink.write_values(batch(VALUES, values))
+        sink.close(manifest, _modules())
+    return path
 
 
 def write_empty(path: Path) -> Path:

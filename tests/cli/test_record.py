@@ -198,7 +198,9 @@ for thread in threads: thread.join()
 
 
 def test_steps(folder: Path) -> None:
-    record(folder, "-o", "a.thk", "--steps", "1:3", "train.py")
+    done = record(folder, "-o", "a.thk", "--steps", "1:3", "train.py")
+    assert "| steps 1:3 |" in " ".join(done.stderr.split())
+    assert "every step" not in done.stderr
     assert open_recording(folder / "a.thk").steps == [1, 2]
 
 

@@ -14,7 +14,16 @@ from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.cli import run_show
 from tests.cli.commands import Result, tenterhook
-from tests.cli.recordings import write_empty, write_first_bad, write_kinds, write_named, write_net, write_steps
+from tests.cli.recordings import (
+    write_empty,
+    write_first_bad,
+    write_kinds,
+    write_measured,
+    write_named,
+    write_net,
+    write_ranks,
+    write_steps,
+)
 
 
 @pytest.fixture
@@ -140,6 +149,47 @@ def test_where_the_first_value_that_is_not_finite_came_from(
     assert f" next    tenterhook show {path} --step 3 --site fc\n" in out
 
 
+@pytest.mark.parametrize("asked", [(), ("--rank", "1"), ("--ranks", "1"), ("--ranks", "1,2")])
+def test_the_rank_of_the_first_value_that_is_not_finite_is_named(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {3: {}}, 1: {3: {"nan_count": 1}}, 2: {3: {}}})
+    out = show(str(path), *asked, width=400).out
+    assert " first ! fc:output#0@3 of rank 1 has 1 nan; " in out
+    assert f" next    tenterhook show {path} --rank 1 --step 3 --site fc\n" in out
+    rows = json.loads(show(str(path), "--rank", "1", "--step", "3", "--site", "fc", "--json").out)["data"]["rows"]
+    assert rows[0]["values"][0]["statistics"]["nan_count"] == 1
+    assert json.loads(show(str(path), "--json").out)["data"]["overview"]["first_nonfinite"]["rank"] == 1
+
+
+def test_of_one_rank_none_is_named(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {3: {"nan_count": 1}}})
+    out = show(str(path), width=400).out
+    assert "of rank" not in out
+    assert "--rank" not in out
+
+
+_UNKNOWN = {"nan_count": None, "posinf_count": None, "neginf_count": None}
+
+
+@pytest.mark.parametrize(
+    ("measured", "words", "unmeasured", "nonfinite"),
+    [
+        ([{}, {}], "2 values, all finite ", 0, 0),
+        ([{}, {**_UNKNOWN, "dtype": "none"}], "2 values, all finite ", 0, 0),
+        ([_UNKNOWN, _UNKNOWN], "2 values, none of them measured (no statistics) ", 2, None),
+        ([_UNKNOWN, {**_UNKNOWN, "dtype": "none"}], "2 values, none of them measured (no statistics) ", 1, None),
+        ([{}, _UNKNOWN], "2 values, 1 not measured (no statistics), the others finite ", 1, 0),
+        ([_UNKNOWN, {"nan_count": 1}], "2 values, 1 of them not finite, 1 not measured (no statistics) ", 1, 1),
+    ],
+)
+def test_finite_is_what_was_measured(
+    tmp_path: Path, measured: list[dict], words: str, unmeasured: int, nonfinite: int | None
+) -> None:
+    path = write_measured(tmp_path / "a.thk", measured)
+    assert words in show(str(path), width=200).out.splitlines()[0]
+    found = json.loads(show(str(path), "--json").out)["data"]["overview"]
+    assert (found["values"], found["unmeasured"], found["nonfinite"]) == (2, unmeasured, nonfinite)
+
+
 def test_how_the_run_ended(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     path = write_net(
         tmp_path / "a.thk",
@@ -168,6 +218,29 @@ def test_other_steps_are_listed_while_they_are_few(tmp_path: Path) -> None:
     few, many = write_steps(tmp_path / "few.thk", [0, 10, 20]), write_steps(tmp_path / "many.thk", range(0, 900, 100))
     assert show(str(few)).out.splitlines()[-1] == f"steps 10, 20 are recorded as well: tenterhook show {few} --step N"
     assert show(str(many)).out.splitlines()[-1] == f"9 steps are recorded, 0 to 800: tenterhook show {many} --step N"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([0], "only 0 was"),
+        ([0, 100, 200], "the recorded ones are 0, 100, 200"),
+        (range(4), "the recorded ones are 0 to 3"),
+        (range(0, 900, 100), "the recorded ones are 0, 100, ..., 800"),
+        ([*range(5), *range(10, 50, 5)], "the recorded ones are 13 from 0 to 45 (the nearest: 4, 10)"),
+    ],
+)
+def test_a_step_that_was_not_recorded(tmp_path: Path, steps: list[int], words: str) -> None:
+    path = write_steps(tmp_path / "a.thk", steps)
+    result = show(str(path), "--step", "7")
+    assert (result.code, result.out, result.err) == (4, "", f"tenterhook: step 7 was not recorded\n  {words}\n")
+
+
+def test_a_step_that_another_rank_recorded(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {0: {}, 2: {}}, 1: {0: {}, 7: {}}})
+    err = show(str(path), "--step", "7").err
+    assert err == "tenterhook: step 7 of rank 0 was not recorded\n  the recorded ones are 0, 2\n"
+    assert show(str(path), "--step", "7", "--rank", "1").code == 0
 
 
 def test_a_step_with_many_forwards_is_told(tmp_path: Path) -> None:

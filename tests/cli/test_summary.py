@@ -97,3 +97,19 @@ def test_header(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, wi
     print_header(terminal, TO, select=["encoder.**", "!head"], every=50, stats=None)
     print_header(terminal, TO, select=None, every={"**": 100, "head.**": 1}, stats="basic")
     assert stream.getvalue() == snapshot
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "words"),
+    [
+        (1, None, "every step"),
+        (1, "500:700:50", "steps 500:700:50"),
+        ({"**": 1}, "0:10,500", "steps 0:10,500"),
+        (10, "500:700:50", "every 10 steps, of steps 500:700:50 only"),
+        ({"**": 100, "head.**": 1}, "0:900", "every 100 steps, head.** every step, of steps 0:900 only"),
+    ],
+)
+def test_the_header_says_which_steps(every: int | dict[str, int], steps: str | None, words: str) -> None:
+    terminal, stream = console(200)
+    print_header(terminal, TO, select=None, every=every, stats="basic", steps=steps)
+    assert f" | all modules | {words} | stats basic\n" in stream.getvalue()

@@ -169,7 +169,12 @@ def test_parameters_are_asked_by_name_and_step() -> None:
 WRONG = {
     "conv:output#0@0": (NotRecordedError, "no module 'conv' is in this recording; the nearest are conv1"),
     "conv1:outptu#0@0": (SelectionError, "there is no kind 'outptu'; did you mean 'output'"),
-    "conv1:output#0@9": (NotRecordedError, "no call of conv1"),
+    "conv1:output#0@9": (NotRecordedError, "no call of conv1 was recorded in step 9; its calls are in steps 0 to 2$"),
+    "conv1:output#3@2": (
+        NotRecordedError,
+        "no call #3 of conv1 was recorded in step 2; its calls there are numbered 0$",
+    ),
+    "conv1:output#3": (NotRecordedError, "no call #3 of conv1 was recorded; its calls are numbered 0$"),
     "conv1:output": (AmbiguousError, "called 3 times"),
     "conv1:output.x#0@0": (NotRecordedError, "is one tensor, without a slot"),
     "conv1#zero": (SelectionError, "expected the number of the call after '#'"),

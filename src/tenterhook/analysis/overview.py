@@ -10,6 +10,7 @@ from tenterhook.address import ROOT, Address, format_place, split_op
 from tenterhook.analysis.asked import Part, parts_of
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording
+from tenterhook.recording.spelling import spelled
 from tenterhook.stats import STATISTICS
 
 __all__ = ["FirstNonfinite", "Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
@@ -91,6 +92,7 @@ class FirstNonfinite:
         counts: what is in it: ``{"nan": 3}``.
         place: its module, as ``tenterhook show --site`` takes it.
         step: its step.
+        rank: the process that saw it.
         origin: what is known of where it came from.
     """
 
@@ -98,6 +100,7 @@ class FirstNonfinite:
     counts: dict[str, int]
     place: str
     step: int
+    rank: int
     origin: str
 
 
@@ -112,7 +115,8 @@ class Overview:
         functions: number of functional calls between them, by place and name.
         calls: number of calls by phase.
         values: number of tensors seen.
-        nonfinite: how many of them have values that are no finite numbers.
+        unmeasured: how many of them came without statistics, so that nobody knows whether they are finite.
+        nonfinite: how many of them have values that are no finite numbers, of those measured; None where none was.
         first_nonfinite: where the first of these is, and where it may have come from.
         error: the last call that raised, and what.
         crowded: the step with the most calls of one model itself: how many, its number and the model's name.
@@ -126,13 +130,17 @@ class Overview:
     functions: int
     calls: dict[str, int]
     values: int
-    nonfinite: int
+    unmeasured: int
+    nonfinite: int | None
     first_nonfinite: FirstNonfinite | None
     error: tuple[str, str] | None
     crowded: tuple[int, int, str] | None
 
 
 _BAD = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
+_CAME = "dtype is distinct from 'none'"
+"""Of what never came, such as a gradient, there is nothing to measure."""
+_UNKNOWN = f"({_CAME} and (nan_count is null or posinf_count is null or neginf_count is null))"
 
 
 def overview(recording: Recording) -> Overview:
@@ -145,7 +153,10 @@ def overview(recording: Recording) -> Overview:
         "select count(*) filter (type is distinct from 'op') modules, count(*) filter (type = 'op') functions "
         "from (select distinct model, path, type from calls)"
     ).to_pylist()
-    [values] = recording.query(f"select count(*) n, count(*) filter ({_BAD}) bad from values").to_pylist()
+    [values] = recording.query(
+        f"select count(*) n, count(*) filter ({_CAME}) came, count(*) filter ({_UNKNOWN}) unknown, "
+        f"count(*) filter ({_BAD}) bad from values"
+    ).to_pylist()
     first = recording.query(
         f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
     ).to_pylist()
@@ -166,7 +177,8 @@ def overview(recording: Recording) -> Overview:
         functions=places["functions"],
         calls={row["phase"]: row["n"] for row in phases},
         values=values["n"],
-        nonfinite=values["bad"],
+        unmeasured=values["unknown"],
+        nonfinite=None if 0 < values["came"] == values["unknown"] and not values["bad"] else values["bad"],
         first_nonfinite=_first(recording, first[0], several) if first else None,
         error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
         crowded=(full[0]["n"], full[0]["step"], full[0]["model"] or ROOT) if full else None,
@@ -187,6 +199,7 @@ def _first(recording: Recording, row: dict[str, Any], several: bool) -> FirstNon
         counts=_seen(row).nonfinite,
         place=format_place(path, op=op, model=row["model"] if several else None),
         step=row["step"],
+        rank=row["rank"],
         origin=_origin(recording, row),
     )
 
@@ -209,9 +222,12 @@ def _origin(recording: Recording, row: dict[str, Any]) -> str:
     return f"its {source} was finite, so it arose in this module or in its parameters"
 
 
-def steps_of(recording: Recording) -> list[int]:
-    """List the steps of which something was recorded."""
-    rows = recording.query("select distinct step from calls union select distinct step from values order by step")
+def steps_of(recording: Recording, rank: int | None = None) -> list[int]:
+    """List the steps of which something was recorded, by any rank or by one."""
+    where = "" if rank is None else f" where rank = {int(rank)}"
+    rows = recording.query(
+        f"select distinct step from calls{where} union select distinct step from values{where} order by step"
+    )
     return rows["step"].to_pylist()
 
 
@@ -230,9 +246,12 @@ def rows_of_step(recording: Recording, step: int, *, rank: int, sites: Collectio
     """
     rows = _rows(recording, f"rank = {int(rank)} and step = {int(step)}", sites)
     if not rows and not sites:
-        known = steps_of(recording)
-        span = f"steps {known[0]} to {known[-1]} were" if known else "no step was"
-        raise NotRecordedError(f"step {step} was not recorded; {span}")
+        known = steps_of(recording, rank)
+        where = f" of rank {rank}" if len(recording.ranks) > 1 else ""
+        ones = f"only {known[0]} was" if known else "none was"
+        if len(known) > 1:
+            ones = f"the recorded ones are {spelled(known, step)}"
+        raise NotRecordedError(f"step {step}{where} was not recorded; {ones}")
     return rows
 
 

@@ -52,7 +52,8 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
     close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
     session.tell = close.tell
     if not quiet:
-        print_header(close.console, to, select=options["select"], every=options["every"], stats=options["stats"])
+        asked = {name: options[name] for name in ("select", "every", "steps", "stats")}
+        print_header(close.console, to, **asked)
         for entry in script.shadowed(target):
             print_note(
                 close.console,

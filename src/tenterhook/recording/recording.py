@@ -156,7 +156,7 @@ class Recording:
                     connection.close()
 
     def first_nonfinite(self) -> Value | None:
-        """Give the first value with a NaN or an infinity in it, by step, event and rank; None where all are finite.
+        """Give the first value with a NaN or an infinity in it, by step, event and rank; None where all that were measured are finite.
 
         Of finished files only what can hold it is read, which makes it quick for millions of rows.
 

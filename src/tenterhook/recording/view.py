@@ -10,6 +10,7 @@ from tenterhook.address import Address, Kind
 from tenterhook.errors import AmbiguousError, NotRecordedError
 from tenterhook.recording.call import Call, Lookup
 from tenterhook.recording.sequences import TensorSequence
+from tenterhook.recording.spelling import spelled
 from tenterhook.recording.value import Nested, Value, gather, tokens
 
 __all__ = ["PARAMETER_KINDS", "ModuleView"]
@@ -144,8 +145,22 @@ class ModuleView:
                 f"choose one: .calls[0].{kind} to .calls[{len(calls) - 1}].{kind}"
             )
         if not calls:
-            raise NotRecordedError(f"no call of {name} was recorded, so it has no {kind}; recording.coverage says why")
+            raise NotRecordedError(self._no_call(kind))
         return calls[0].value(kind)
+
+    def _no_call(self, kind: str) -> str:
+        """Say why there is no call, and which calls there are."""
+        others = self.lookup.calls_of(self.model, self.path, "forward", None)
+        if not others:
+            return f"no call of {self._name} was recorded, so it has no {kind}; recording.coverage says why"
+        there = [call for call in others if self.step in (None, call.step)]
+        if not there:
+            having = {call.step for call in others}
+            steps = f"step{'s' if len(having) > 1 else ''} {spelled(having, self.step or 0)}"
+            return f"no call of {self._name} was recorded in step {self.step}; its calls are in {steps}"
+        numbers = spelled({call.call or 0 for call in there}, self.call or 0)
+        when = "" if self.step is None else f" in step {self.step}"
+        return f"no call #{self.call} of {self._name} was recorded{when}; its calls{when and ' there'} are numbered {numbers}"
 
     def _of_parameters(self, kind: str) -> Any:
         of_steps = self.lookup.loose_of(self.model, self.path, kind)

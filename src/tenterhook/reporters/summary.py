@@ -40,7 +40,13 @@ _LABEL = 9
 
 
 def print_header(
-    console: Console, to: Path, *, select: Sequence[str] | None, every: int | Mapping[str, int], stats: str | None
+    console: Console,
+    to: Path,
+    *,
+    select: Sequence[str] | None,
+    every: int | Mapping[str, int],
+    stats: str | None,
+    steps: str | None = None,
 ) -> None:
     """Print what is about to be recorded, and where to."""
     parts = [f"tenterhook {__version__}"]
@@ -50,12 +56,19 @@ def print_header(
         except PackageNotFoundError:
             continue
     parts.append(" ".join(select) if select else "all modules")
-    rates = every if isinstance(every, Mapping) else {"**": every}
-    parts.append(", ".join(_rate(pattern, rate) for pattern, rate in rates.items()))
+    parts.append(_sampled(every, steps))
     parts.append(f"stats {stats or 'none'}")
     for line in _wrap(" | ".join(parts), console.width):
         console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
+
+
+def _sampled(every: int | Mapping[str, int], steps: str | None) -> str:
+    rates = every if isinstance(every, Mapping) else {"**": every}
+    if steps is not None and all(rate == 1 for rate in rates.values()):
+        return f"steps {steps}"
+    asked = ", ".join(_rate(pattern, rate) for pattern, rate in rates.items())
+    return asked if steps is None else f"{asked}, of steps {steps} only"
 
 
 def _rate(pattern: str, rate: int) -> str:

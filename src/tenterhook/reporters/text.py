@@ -110,7 +110,7 @@ def _print_verdict(console: Console, page: Page) -> None:
     counts = [of_steps(seen.steps, manifest.steps), plural(seen.modules, "module")]
     counts += [plural(seen.functions, "function")] if seen.functions else []
     counts.append(plural(sum(seen.calls.values()), "call"))
-    text = f"{', '.join(counts)}, {plural(seen.values, 'value')}"
+    text = f"{', '.join(counts)}, {plural(seen.values, 'value')}{_finite(seen)}"
     rows: list[tuple[str, str]] = []
     if page.running:
         state, style = "RUNNING", "bold cyan"
@@ -142,12 +142,13 @@ def _print_verdict(console: Console, page: Page) -> None:
     first = seen.first_nonfinite
     if first:
         what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
-        text += f", {seen.nonfinite:,} of them not finite"
         style = "bold red"
-        rows.append(("first !", f"{first.address} has {what}; {first.origin}"))
-        rows.append(("next", f"tenterhook show {page.name} --step {first.step} --site {shlex.quote(first.place)}"))
-    elif seen.values:
-        text += ", all finite"
+        several = len(page.ranks) > 1 or first.rank > 0
+        where, rank = (f" of rank {first.rank}", f" --rank {first.rank}") if several else ("", "")
+        rows.append(("first !", f"{first.address}{where} has {what}; {first.origin}"))
+        rows.append(
+            ("next", f"tenterhook show {page.name}{rank} --step {first.step} --site {shlex.quote(first.place)}")
+        )
     rows.append(("run", _run(manifest)))
     if manifest.edits:
         rows.append(("edits", f"were on: {_edits(manifest.edits)}"))
@@ -158,6 +159,18 @@ def _print_verdict(console: Console, page: Page) -> None:
         rows.append(("steps", crowded(*seen.crowded)))
     rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
+
+
+def _finite(seen: Overview) -> str:
+    """Say how many values are not finite, and of how many that is not known."""
+    if seen.nonfinite is None:
+        return ", none of them measured (no statistics)"
+    unknown = f"{seen.unmeasured:,} not measured (no statistics)"
+    if seen.nonfinite:
+        return f", {seen.nonfinite:,} of them not finite" + (f", {unknown}" if seen.unmeasured else "")
+    if seen.unmeasured:
+        return f", {unknown}, the others finite"
+    return ", all finite" if seen.values else ""
 
 
 def _edits(edits: Sequence[Mapping[str, object]]) -> str:
