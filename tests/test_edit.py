@@ -10,6 +10,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,44 @@ class Net(nn.Module):
 
 def one() -> torch.Tensor:
     return torch.ones(1, 1, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: th.edits.clip_norm(-1), r"clip_norm: max_norm=-1\n  give a number above 0"),
+        (lambda: th.edits.clip_norm(0), "clip_norm: max_norm=0"),
+        (lambda: th.edits.clip_norm(torch.tensor(-1.0)), "clip_norm: max_norm="),
+        (lambda: th.edits.clip_value(float("nan")), "clip_value: limit=nan"),
+        (lambda: th.edits.noise(-0.1), r"noise: std=-0\.1\n  give a standard deviation of 0 or more"),
+        (lambda: th.edits.noise(float("nan")), "noise: std=nan"),
+        (lambda: th.edits.normalise(-2.0), r"normalise: to=-2\.0"),
+        (lambda: th.edits.clamp(1, -1), "clamp: min=1 is above max=-1"),
+        (lambda: th.edits.clamp(max=float("nan")), "clamp: max=nan"),
+        (lambda: th.edits.scale("a"), r"scale: factor is a number or a tensor, not str 'a'\n  for example"),
+        (lambda: th.edits.scale(None), "scale: factor is a number or a tensor, not NoneType"),
+        (lambda: th.edits.add(["a"]), "add: amount is a number or a tensor, not list"),
+        (lambda: th.edits.clip_norm("a"), "clip_norm: max_norm is a number or a tensor, not str"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_make_no_sense_are_refused(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(EditError, match=said):
+        make()
+
+
+def test_values_at_the_bounds_are_taken() -> None:
+    assert repr(th.edits.noise(0.0)) == "noise(0.0, seed=0)" and repr(th.edits.clamp(1, 1)) == "clamp(min=1, max=1)"
+    assert (
+        repr(th.edits.clip_norm(float("inf"))) == "clip_norm(inf)" and repr(th.edits.scale([1, 2])) == "scale([1, 2])"
+    )
+    assert repr(th.edits.clamp(float("-inf"), 0)) == "clamp(min=-inf, max=0)"
+
+
+@pytest.mark.parametrize("edits", [{"f": lambda v: v}, [th.edits.zero(), lambda v: v], lambda v: v, "zero"])
+def test_only_values_of_edits_are_saved(edits: Any, tmp_path: Path) -> None:
+    with pytest.raises(EditError, match=r"th\.edits\.save writes values of th\.edits only, and .* is (function|str)"):
+        th.edits.save(edits, tmp_path / "edits.json")
+    assert not list(tmp_path.iterdir())
 
 
 def counts(model: nn.Module) -> list[int]:

@@ -111,6 +111,13 @@ def test_a_wrong_signature_is_found_at_registration(model: nn.Module, fn: Any) -
     assert not model._load_state_dict_post_hooks
 
 
+def test_load_takes_the_function_only(model: nn.Module) -> None:
+    with th.hooks(model) as hooks:
+        with pytest.raises(HookError, match=r"load takes the function only, got 2 arguments\n.*select="):
+            hooks.load("0", lambda module, keys: None)  # type: ignore[arg-type]
+        assert len(hooks) == 0
+
+
 def test_a_callback_may_load_and_remove_itself(model: nn.Module) -> None:
     def again(module: nn.Module, keys: Any) -> None:
         handle.remove()

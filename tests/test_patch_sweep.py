@@ -91,6 +91,20 @@ def test_what_does_not_fit_is_told(runs: tuple[Mixer, torch.Tensor, torch.Tensor
         th.patch_sweep(model, x, clean, None, "a", lambda output: output)
 
 
+def test_what_is_no_recording_with_tensors_is_told(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
+    model, clean_x, x = runs
+    with th.record(model) as bare:
+        model(clean_x)
+    with th.record(model, tensors=True) as clean:
+        model(clean_x)
+    with pytest.raises(EditError, match=r"clean is a Tensor, not a recording made with tensors=True\n  with th.record"):
+        th.patch_sweep(model, x, clean_x, None, ["a", "b"], metric)
+    with pytest.raises(EditError, match=r"clean holds no tensor for the output of a; .* made with tensors=True\n"):
+        th.patch_sweep(model, x, bare, None, ["a", "b"], metric)
+    with pytest.raises(EditError, match=r"corrupt is a Tensor, not a recording"):
+        th.patch_sweep(model, x, clean, x, ["a", "b"], metric)  # type: ignore[arg-type]
+
+
 def test_pictures(runs: tuple[Mixer, torch.Tensor, torch.Tensor]) -> None:
     model, clean_x, x = runs
     with th.record(model, tensors=True) as clean:

@@ -25,8 +25,9 @@ def save(edits: EditValue | Sequence[EditValue] | Mapping[str, EditValue], path:
     An edit that draws from a recording keeps its path, which must be on disk (``rec.save(path)``).
 
     Raises:
-        EditError: a recording is in memory only.
+        EditError: a recording is in memory only, or something is no edit value.
     """
+    _check(edits)
     tensors: dict[str, np.ndarray] = {}
     if isinstance(edits, EditValue):
         data: Any = _to_json(edits, tensors)
@@ -38,6 +39,23 @@ def save(edits: EditValue | Sequence[EditValue] | Mapping[str, EditValue], path:
     target.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
     if tensors:
         save_file(tensors, target.with_suffix(".safetensors"))
+
+
+def _check(edits: Any) -> None:
+    if isinstance(edits, EditValue):
+        return
+    if isinstance(edits, Mapping):
+        named = [(f"{name!r} is", one) for name, one in edits.items()]
+    elif isinstance(edits, Sequence) and not isinstance(edits, (str, bytes)):
+        named = [(f"number {place} is", one) for place, one in enumerate(edits)]
+    else:
+        named = [("this is", edits)]
+    for which, one in named:
+        if not isinstance(one, EditValue):
+            raise EditError(
+                f"th.edits.save writes values of th.edits only, and {which} {type(one).__name__} {one!r}\n"
+                "  give what th.edits.scale, th.edits.patch and so on return; a function cannot be saved"
+            )
 
 
 def load(path: str | os.PathLike[str]) -> Any:

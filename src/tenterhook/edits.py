@@ -7,7 +7,8 @@ list of numbers or of booleans along ``dim``; with several dims, a tuple of indi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from tenterhook.edit_files import load, save
 from tenterhook.edit_values import EditValue
 from tenterhook.errors import EditError
+from tenterhook.recording import converters
 
 __all__ = [
     "EditValue", "add", "clamp", "clip_norm", "clip_value", "interpolate", "load", "mean_of", "noise", "normalise", "patch",
@@ -41,6 +43,34 @@ def _plain_index(index: Any) -> Any:
     return tuple(int(place) for place in (np.flatnonzero(array) if array.dtype == bool else array.ravel()))
 
 
+def _operand(name: str, what: str, value: Any) -> Any:
+    """Return ``value`` where it is a number or a tensor, or something that makes an array of numbers."""
+    fits = isinstance(value, Number) or hasattr(value, "shape")
+    if not fits and isinstance(value, (list, tuple)):
+        try:
+            fits = np.asarray(value).dtype.kind in "biufc"
+        except (TypeError, ValueError, RuntimeError):
+            fits = False
+    if not fits:
+        raise EditError(
+            f"{name}: {what} is a number or a tensor, not {type(value).__name__} {value!r}\n  for example th.edits.{name}(0.5)"
+        )
+    return value
+
+
+def _limit(name: str, what: str, value: Any, fits: Callable[[Any], Any], wanted: str) -> Any:
+    """Return ``value`` where it is a number (or numbers) that ``fits``; NaN never does."""
+    _operand(name, what, value)
+    number = np.asarray(converters.to_numpy(value) if hasattr(value, "shape") else value)
+    if not np.all(fits(number)):
+        raise EditError(f"{name}: {what}={value!r}\n  give {wanted}")
+    return value
+
+
+def _positive(name: str, what: str, value: Any) -> Any:
+    return _limit(name, what, value, lambda number: number > 0, "a number above 0; th.edits.zero() puts zero")
+
+
 def zero(*, dim: Any = None, index: Any = None) -> EditValue:
     """Put zero; what is upstream gets a gradient of zero, NaN and Inf do not survive."""
     return _make("zero", dim, index)
@@ -48,23 +78,28 @@ def zero(*, dim: Any = None, index: Any = None) -> EditValue:
 
 def scale(factor: Any, *, dim: Any = None, index: Any = None) -> EditValue:
     """Multiply by a number or a tensor."""
-    return _make("scale", dim, index, factor=factor)
+    return _make("scale", dim, index, factor=_operand("scale", "factor", factor))
 
 
 def add(amount: Any, *, dim: Any = None, index: Any = None) -> EditValue:
     """Add a number or a tensor (a steering vector)."""
-    return _make("add", dim, index, amount=amount)
+    return _make("add", dim, index, amount=_operand("add", "amount", amount))
 
 
 def replace(new: Any, *, dim: Any = None, index: Any = None) -> EditValue:
     """Put a number or a tensor that can be broadcast in place of the value; upstream gets a gradient of zero."""
-    return _make("replace", dim, index, new=new)
+    return _make("replace", dim, index, new=_operand("replace", "new", new))
 
 
 def clamp(min: float | None = None, max: float | None = None, *, dim: Any = None, index: Any = None) -> EditValue:
     """Bring every element between ``min`` and ``max``."""
     if min is None and max is None:
         raise EditError("clamp: neither min nor max is given")
+    for what, bound in (("min", min), ("max", max)):
+        if bound is not None:
+            _limit("clamp", what, bound, lambda number: ~np.isnan(number), "a number")
+    if min is not None and max is not None and min > max:
+        raise EditError(f"clamp: min={min!r} is above max={max!r}\n  give the lower bound first: clamp(min, max)")
     return _make("clamp", dim, index, min=min, max=max)
 
 
@@ -74,12 +109,13 @@ def noise(std: float, *, seed: int = 0, dim: Any = None, index: Any = None) -> E
     It is a function of the seed and the address (path, slot, call, step): no random state is used or changed, and runs
     repeat. Under ``vmap`` every example gets the same.
     """
+    _limit("noise", "std", std, lambda number: number >= 0, "a standard deviation of 0 or more")
     return _make("noise", dim, index, std=std, seed=seed)
 
 
 def clip_value(limit: float, *, dim: Any = None, index: Any = None) -> EditValue:
     """Bring every element between ``-limit`` and ``limit``."""
-    return _make("clip_value", dim, index, limit=limit)
+    return _make("clip_value", dim, index, limit=_positive("clip_value", "limit", limit))
 
 
 def clip_norm(max_norm: float, *, together: bool = False, dim: Any = None, index: Any = None) -> EditValue:
@@ -92,7 +128,7 @@ def clip_norm(max_norm: float, *, together: bool = False, dim: Any = None, index
     """
     if together and dim is not None:
         raise EditError("clip_norm: together=True is for whole gradients\n  leave out dim= and index=")
-    return _make("clip_norm", dim, index, max_norm=max_norm, together=together)
+    return _make("clip_norm", dim, index, max_norm=_positive("clip_norm", "max_norm", max_norm), together=together)
 
 
 def normalise(
@@ -100,7 +136,7 @@ def normalise(
 ) -> EditValue:
     """Scale to the L2 norm ``to``: the whole tensor, or each of its parts along the dims ``over``."""
     dims = over if over is None else (over,) if isinstance(over, int) else tuple(over)
-    return _make("normalise", dim, index, to=to, over=dims)
+    return _make("normalise", dim, index, to=_positive("normalise", "to", to), over=dims)
 
 
 def patch(

@@ -109,7 +109,7 @@ class ProcessHooks:
             site.unfired += f" as {site.path} (a name imported earlier is the function itself)"
         return self._keep(Handle([site]))
 
-    def load(self, fn: Callable[[Any, Any], None], *, select: Selection = "") -> Handle:
+    def load(self, fn: Callable[[Any, Any], None], *misplaced: Any, select: Selection = "") -> Handle:
         """Call ``fn(module, incompatible_keys)`` after parameters have been loaded into the model.
 
         ``incompatible_keys.missing_keys`` and ``.unexpected_keys`` are lists that ``fn`` may change in place: a strict load
@@ -117,7 +117,8 @@ class ProcessHooks:
 
         Args:
             fn: returns None.
-            select: which modules' loading; by default that of the model. A module inside it is loaded with it, and on
+            misplaced: nothing; more than the function alone is refused.
+            select: which modules' loading, by its name; by default that of the model. A module inside it is loaded with it, and on
                 its own by its own ``load_state_dict``.
 
         Raises:
@@ -125,6 +126,11 @@ class ProcessHooks:
             HookError: ``fn`` does not take these arguments; later, when it returns something.
         """
         self._check_open()
+        if misplaced:
+            raise HookError(
+                f"load takes the function only, got {len(misplaced) + 1} arguments\n"
+                "  write hooks.load(fn), for some of the modules hooks.load(fn, select=...)"
+            )
         chosen = self._entries[:1] if isinstance(select, str) and select == "" else resolve(select, self._entries)
         check_signature(fn, ("model", "incompatible_keys"), "load")
         handle = Handle(())

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tenterhook.backends import Backend, find_backend
+from tenterhook.edit_values import is_recording
 from tenterhook.editor import edit
-from tenterhook.errors import EditError, TenterhookError
+from tenterhook.errors import EditError, NotRecordedError, TenterhookError
 from tenterhook.heat_map import svg_map, text_map
 from tenterhook.recording import converters
+from tenterhook.recording.value import Value
 from tenterhook.selection import Entry, Selection, resolve
 from tenterhook.values import leaves, rebuild
 
@@ -146,7 +148,8 @@ def patch_sweep(
         TenterhookError: with ``batch``, the metric of copies that run together is not that of one alone; or it is less than 1.
         SelectionError: nothing matches.
         NotRecordedError: the recording does not hold an output that is to be patched.
-        EditError: the clean activations have another shape, or no such ``dim``.
+        EditError: the clean activations have another shape, or no such ``dim``; or ``clean`` or ``corrupt`` is no recording
+            made with ``tensors=True``.
     """
     backend = find_backend(model)
     chosen = resolve(select, backend.entries(model), require_callable=True)
@@ -154,7 +157,10 @@ def patch_sweep(
     recorded = getattr(clean, "recording", clean)
     by_edits = isinstance(corrupt, Mapping)
     run = _Run(backend, model, arguments, metric, dim, corrupt if by_edits else {})
-    patches = {entry.path: converters.to_numpy(recorded[entry.path].output) for entry in chosen}
+    _check_recording("clean", recorded)
+    if corrupt is not None and not by_edits:
+        _check_recording("corrupt", getattr(corrupt, "recording", corrupt))
+    patches = {entry.path: _stored(recorded, entry.path) for entry in chosen}
     base = None if corrupt is None or by_edits else _metric_of(backend, getattr(corrupt, "recording", corrupt), metric)
     base = run.patched({}) if base is None else base
     known = _metric_of(backend, recorded, metric)
@@ -163,6 +169,26 @@ def patch_sweep(
     for row, position, value in fill:
         values[row, position] = value
     return PatchSweep([entry.path for entry in chosen], values, base, known, approximate)
+
+
+def _check_recording(name: str, given: Any) -> None:
+    if not is_recording(given):
+        raise EditError(
+            f"patch_sweep: {name} is a {type(given).__name__}, not a recording made with tensors=True\n"
+            f"  with th.record(model, tensors=True) as {name}: model({name}_inputs)"
+        )
+
+
+def _stored(recorded: Any, path: str) -> np.ndarray:
+    output = recorded[path].output
+    try:
+        return converters.to_numpy(output)
+    except NotRecordedError:
+        what = "no tensor" if isinstance(output, Value) else f"a {type(output).__name__}, not one tensor,"
+        raise EditError(
+            f"patch_sweep: clean holds {what} for the output of {path or '(root)'}; it must be a recording made with "
+            f"tensors=True\n  with th.record(model, tensors=True) as clean: model(clean_inputs)"
+        ) from None
 
 
 class _Run:
