@@ -21,6 +21,7 @@ from tenterhook.errors import HookError, StopForward, TenterhookWarning
 from tenterhook.gathering import Gathering
 from tenterhook.handles import HookSite
 from tenterhook.model_ref import ModelRef
+from tenterhook.open_paths import see_everything
 from tenterhook.parameter_edits import put_on_parameters
 from tenterhook.reasons import NO_GRADIENT_HERE, SiteReasons, WeightUse
 from tenterhook.selection import Entry, Selection, describe, resolve
@@ -176,7 +177,8 @@ class Editor:
         try:
             self._weights = WeightUse(self._backend, model)
             tracker = self._session.tracker = Tracker(self._backend, lambda: None, lambda step: None)
-            self._told = self._stack.enter_context(self._backend.seeing_everything(model))
+            self._told, end = see_everything(self._backend, model)
+            self._stack.callback(end)
             self._stack.callback(self._backend.on_optimizer_step(tracker.optimizer_stepped).remove)
             self._module("").follow()  # its calls make steps
             active_edits.opened(self)
@@ -379,7 +381,7 @@ def edit(model: Any, *, scaler: Any = None) -> Editor:
     ```
 
     ``edit.start()`` and ``edit.close()`` do the same where no ``with`` fits, ``edit.run(model, x)`` for a single call. Before the
-    start nothing is put on; the model is never kept alive.
+    start nothing is put on; the model is never kept alive. An editor that is started and only dropped leaves its edits on.
 
     Edits of one value run in the order in which they were registered. What observes, :func:`tenterhook.record` and
     :func:`tenterhook.hooks`, sees the edited value, whichever was opened first; hooks put on with ``prepend=True`` see it as it

@@ -16,6 +16,7 @@ from tenterhook.errors import HookError
 from tenterhook.event_hooks import GradientHook
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature, name_of, without_cycle
+from tenterhook.open_paths import see_everything
 from tenterhook.parameters import tap_parameter
 from tenterhook.process_hooks import ProcessHooks
 from tenterhook.reasons import SiteReasons, WeightUse
@@ -41,8 +42,7 @@ class HookSet(ProcessHooks):
         self._gathering = Gathering(self._backend)
         self._handles: list[Handle] = []
         self._closed = False
-        self._stack = self._backend.seeing_everything(model)
-        self._told = self._stack.__enter__()
+        self._told, self._end = see_everything(self._backend, model)
 
     @property
     def _entries(self) -> list[Entry]:
@@ -256,7 +256,7 @@ class HookSet(ProcessHooks):
         finally:
             for handle in self._handles:
                 handle.remove()
-            self._stack.__exit__(None, None, None)
+            self._end()
 
     remove = close
 
@@ -325,7 +325,8 @@ def hooks(model: Any) -> HookSet:
     Callbacks have the frameworks' own signatures; one that returns None leaves the value alone, and what another returns
     takes its place. An :class:`~tenterhook.errors.EditError` refuses what cannot: another structure, shape, dtype or
     device, and the value of an earlier call that was left alone then, as ``store.setdefault(name, output)`` gives it back.
-    ``print(hooks)`` shows each hook, how often it fired, and why it did not.
+    ``print(hooks)`` shows each hook, how often it fired, and why it did not. Without a ``with``, ``hooks.close()`` takes them off;
+    a set that is only dropped leaves its hooks on as long as there is the model, as the frameworks' own handles do.
 
     Raises:
         HookError: ``model`` is no module.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tenterhook.backends import Backend
+from tenterhook.backends import FUSED_OFF, Backend
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
@@ -19,7 +19,7 @@ from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.selection import Entry, Selection, resolve
 
-__all__ = ["lenient_matches", "model_manifest", "model_name", "modules_rows", "table_of", "watch_model"]
+__all__ = ["lenient_matches", "model_manifest", "model_name", "modules_rows", "table_of", "watch_model", "with_fused"]
 
 
 def model_name(backend: Backend, model: Any) -> str:
@@ -167,6 +167,24 @@ def modules_rows(
             }
         )
     return rows
+
+
+def with_fused(
+    told: Sequence[str], watched: Sequence[Watched], fused: Collection[str], *, evaluated: bool
+) -> list[str]:
+    """Add to what is said of a session that modules left the fused path, where they have.
+
+    Args:
+        told: what is said anyway.
+        watched: the modules of a model.
+        fused: paths of those that the framework can run fused.
+        evaluated: whether they were seen in evaluation; of calls without gradients it is taken for granted.
+    """
+    ran = [one for one in watched if one.wanted and one.path in fused and one.call_count]
+    if FUSED_OFF in told or not ran:
+        return list(told)
+    no_grad = any(one.no_gradient[why] for one in ran for why in ("grad mode off", "inference mode"))
+    return [FUSED_OFF, *told] if evaluated or no_grad else list(told)
 
 
 def _count_lazy(backend: Backend, model: Any, watched: Sequence[Watched]) -> None:

@@ -13,7 +13,7 @@ from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.capture import Capture
 from tenterhook.flushing import Flusher
 from tenterhook.hook_schedule import HookSchedule
-from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model
+from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model, with_fused
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
@@ -58,6 +58,8 @@ class RecordingSession:
         )
         self._described = model_manifest(model, self._name, self._watched)
         self._weights = WeightUse(backend, model)
+        # asked before the session switches it off
+        self._fused = backend.fused(model) if request.fused != "keep" else ()
         sink: MemorySink | DiskSink | None = None
         with contextlib.ExitStack() as stack:
             self._edits: EditWatch = stack.enter_context(watching_edits())
@@ -188,6 +190,7 @@ class RecordingSession:
     def _finished_manifest(self) -> Manifest:
         if self.model is not None:
             self._described = model_manifest(self.model, self._name, self._watched)
+        self.told = with_fused(self.told, self._watched, self._fused, evaluated=False)
         finish_manifest(
             self._manifest,
             self.capture,

@@ -13,7 +13,7 @@ from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
 from tenterhook.hook_schedule import HookSchedule
-from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, watch_model
+from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, watch_model, with_fused
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
@@ -35,6 +35,16 @@ class ScriptModel:
         self.parameters: ParameterWatch | None = None
         self.looked_at = -1  # step in which its modules were listed again last
         self.weights = WeightUse(backend, module)
+        self.fused = backend.fused(module)
+        self._evaluated = self._evaluates(backend)
+
+    def _evaluates(self, backend: Backend) -> bool:
+        modules = [one.ref() for one in self.watched if one.path in self.fused]
+        return any(module is not None and not backend.is_training(module) for module in modules)
+
+    def with_fused(self, told: Sequence[str], backend: Backend) -> list[str]:
+        """Add to what is said of the script that modules left the fused path for their hooks, where they have."""
+        return with_fused(told, self.watched, self.fused, evaluated=self._evaluated or self._evaluates(backend))
 
     @property
     def calls_in_step(self) -> tuple[int, int]:

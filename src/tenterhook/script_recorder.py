@@ -267,6 +267,8 @@ class ScriptRecorder:
         manifest.edits = self._edits.on(None)
         told = [sentence for told in self._told for sentence in told]
         if self._capture is not None and self._schedule is not None:
+            for model in self._models.known:
+                told = model.with_fused(told, self._capture.backend)
             finish_manifest(
                 manifest,
                 self._capture,

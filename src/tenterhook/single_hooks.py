@@ -7,7 +7,6 @@ and compiled code runs eager, as in a session: ``handle.told`` says so.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 import weakref
@@ -20,6 +19,7 @@ from tenterhook.errors import HookError, TenterhookWarning
 from tenterhook.event_hooks import GradientHook, LoadHook
 from tenterhook.gathering import Gathering
 from tenterhook.handles import Handle, HookSite, check_signature
+from tenterhook.open_paths import see_everything
 from tenterhook.replacing import allowed
 
 __all__ = [
@@ -183,9 +183,11 @@ def _backend_of(module: Any) -> Backend:
 
 def _seeing_everything(backend: Backend, module: Any, site: HookSite) -> Handle:
     """Keep fast paths off and compiled code eager until the hook comes off, or its module is gone."""
-    stack = contextlib.ExitStack()
-    end = weakref.finalize(module, stack.close)
-    end.atexit = False
+    try:
+        site.told, end = see_everything(backend, module)
+    except BaseException:
+        site.remove()
+        raise
     at_removal = site.at_removal
 
     def removed() -> None:
@@ -195,7 +197,6 @@ def _seeing_everything(backend: Backend, module: Any, site: HookSite) -> Handle:
 
     site.at_removal = removed
     try:
-        site.told = stack.enter_context(backend.seeing_everything(module))
         if backend.is_compiled(module):
             warnings.warn(
                 f"{_name(module)} is part of a compiled model: compiled code of this process runs eager for as long as the hook "

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,3 +328,50 @@ def test_a_predicate_that_raises_leaves_nothing() -> None:
     with pytest.raises(ZeroDivisionError), th.record(model, raising):
         pass
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+# ---- row 04: that the last bits may differ is told where it can be, and nowhere else ----
+
+FUSED_OFF = "fused transformer path off: results may differ in the last bits from the fused ones"
+
+
+def _run(encoder: nn.Module, *, training: bool) -> None:
+    encoder.train(training)
+    with contextlib.nullcontext() if training else torch.no_grad():
+        encoder(torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize(("modes", "told"), [([True], False), ([False], True), ([True, False, True], True)])
+def test_a_recording_tells_that_the_fused_path_was_left(modes: list[bool], told: bool, tmp_path: Path) -> None:
+    encoder = make_encoder().train(modes[0])
+    with th.record(encoder, to=tmp_path / "run.thk") as rec:
+        for training in modes:
+            _run(encoder, training=training)
+    for recording in (rec.recording, th.open(tmp_path / "run.thk")):
+        assert (FUSED_OFF in str(recording.coverage)) == told == (FUSED_OFF in recording.manifest.told)
+    assert rec.told.count(FUSED_OFF) == told
+
+
+def test_hooks_tell_it_once_the_model_is_in_evaluation() -> None:
+    encoder = make_encoder().train()
+    with th.hooks(encoder) as hooks:
+        assert FUSED_OFF not in str(hooks)
+        encoder.eval()
+        assert str(hooks).count(FUSED_OFF) == 1
+    assert str(hooks).count(FUSED_OFF) == 1
+
+
+@pytest.mark.parametrize(("mode", "told"), [("train", False), ("eval", True)])
+def test_a_recorded_script_tells_it_in_its_summary(mode: str, told: bool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)\n"
+        f"net.{mode}()\n"
+        f"with torch.set_grad_enabled({mode == 'train'}):\n    net(torch.ones(2, 3, 8))\n"
+    )
+    command = [sys.executable, "-m", "tenterhook", "record", "-o", str(tmp_path / "run.thk"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (FUSED_OFF in " ".join(done.stderr.split())) == told
+    assert (FUSED_OFF in th.open(tmp_path / "run.thk").manifest.told) == told

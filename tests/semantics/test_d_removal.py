@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -262,3 +265,39 @@ def test_an_in_place_model_survives_every_session() -> None:
         _put_all(hooks, lambda *arguments: None)
         net(x).sum().backward()
     assert torch.equal(x.grad, expected)  # type: ignore[arg-type]
+
+
+# ---- sessions that nobody closes ----
+
+_OPEN = {
+    "hooks": "kept = th.hooks(net); kept.forward('**', lambda *arguments: None)",
+    "edit": "kept = th.edit(net); kept.output('0', lambda value: value * 2); kept.start()",
+    "single": "kept = th.register_forward_hook(net[0], lambda *arguments: None)",
+    "record": "kept = th.record(net); kept.__enter__()",
+}
+
+
+@pytest.mark.parametrize("session", _OPEN)
+def test_a_session_left_open_lets_the_interpreter_end_in_silence(session: str) -> None:
+    program = (
+        "import torch, tenterhook as th\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\n"
+        f"{_OPEN[session]}\nnet(torch.ones(1, 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_a_set_that_is_dropped_leaves_its_hooks_on_and_whole_until_the_model_is_gone() -> None:
+    net: Any = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
+    seen: list[str] = []
+    th.hooks(net).forward("0.linear1", lambda *arguments: seen.append("linear1"))
+    gc.collect()
+    with torch.no_grad():
+        net(torch.ones(1, 2, 8))
+    assert seen == ["linear1"]
+    assert not torch.backends.mha.get_fastpath_enabled()
+    table: dict[int, Any] = net[0].linear1._forward_hooks
+    del net
+    gc.collect()
+    assert torch.backends.mha.get_fastpath_enabled()
+    table.clear()

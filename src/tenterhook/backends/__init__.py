@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tenterhook.backends._editing import EditingMethods, Instead, Layer
 from tenterhook.backends._types import (
+    FUSED_OFF,
     After,
     Before,
     Detachable,
@@ -36,6 +37,7 @@ from tenterhook.stats import RowBuffer
 
 __all__ = [
     "FRAMEWORKS",
+    "FUSED_OFF",
     "After",
     "Backend",
     "Before",

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenterhook.backends._types import FUSED_OFF
 from tenterhook.errors import UnsupportedError
 
 __all__ = ["closed_fast_paths", "is_compiled", "is_under_compiled"]
 
-_FUSED = "fused transformer path off: results may differ in the last bits from the fused ones"
 _COMPILED = "compiled code runs eager in the session: compiled code does not call hooks"
 _COMPILER = "torch._dynamo"  # torch imports it when something is compiled for the first time
 
@@ -56,12 +57,12 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
     Raises:
         UnsupportedError: this runs inside compiled code.
     """
-    told: list[str] = []
+    told = _Told()
     modules = () if model is None else tuple(model.modules())
     fused = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
     with contextlib.ExitStack() as stack:
         if any(isinstance(module, fused) for module in modules) and _fused_path.hold(stack):
-            told.append(_FUSED)
+            told.fused = [weakref.ref(module) for module in modules if isinstance(module, fused)]
         if _COMPILER in sys.modules or any(map(is_compiled, modules)):
             _compiler.hold(stack)
         else:
@@ -70,11 +71,35 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
             sys.meta_path.insert(0, waiting)
             stack.callback(waiting.stop)
         if _something_is_compiled():
-            told.append(_COMPILED)
+            told.said.append(_COMPILED)
+        told.look()
         del model, modules  # a suspended frame would keep them alive
         yield told
-        if _COMPILED not in told and _something_is_compiled():
-            told.append(_COMPILED)
+        told.look()
+        told.fused = []
+        if _COMPILED not in told.said and _something_is_compiled():
+            told.said.append(_COMPILED)
+
+
+class _Told(Sequence[str]):
+    """What is said of a session; of the fused path once a module that can take it was seen in evaluation: training never does."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.fused: list[weakref.ref[nn.Module]] = []
+
+    def look(self) -> None:
+        if any((module := ref()) is not None and not module.training for ref in self.fused):
+            self.fused = []
+            self.said.insert(0, FUSED_OFF)
+
+    def __len__(self) -> int:
+        self.look()
+        return len(self.said)
+
+    def __getitem__(self, place: Any) -> Any:
+        self.look()
+        return self.said[place]
 
 
 class _Switch:

@@ -145,7 +145,9 @@ def _ancestors(name: str) -> Iterator[str]:
 
 
 def fused(model: nn.Module) -> set[str]:
-    """Paths of the modules on which a hook keeps torch from the fused transformer path."""
+    """Paths of the modules on which a hook keeps torch from the fused transformer path; none where that is off anyway."""
+    if not torch.backends.mha.get_fastpath_enabled():
+        return set()
     paths = [(path, module) for path, _, module, _ in walk(model)]
     layers = {path for path, module in paths if isinstance(module, nn.TransformerEncoderLayer)}
     return {path for path, _ in paths if path in layers or "" in layers or not layers.isdisjoint(_ancestors(path))}

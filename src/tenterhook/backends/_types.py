@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from tenterhook.native import FrameworkParts
 
 __all__ = [
+    "FUSED_OFF",
     "After",
     "Before",
     "Detachable",
@@ -24,6 +25,9 @@ __all__ = [
     "Suspendable",
     "Yielding",
 ]
+
+FUSED_OFF = "fused transformer path off: results may differ in the last bits from the fused ones"
+"""What is said where hooks, or a session, have kept a framework from it."""
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 """``(module, args, kwargs)`` before a call; returns None, or new ``(args, kwargs)``."""

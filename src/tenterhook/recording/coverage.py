@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Coverage", "coverage_of"]
@@ -20,12 +20,14 @@ class Coverage:
         selected: paths that were selected.
         fired: selected paths of which at least one forward call was recorded.
         missing: (path, reason) of each selected module that was not seen, or of which some kind was not.
+        told: what was changed so that it could be seen, as sentences.
     """
 
     modules: int
     selected: list[str]
     fired: list[str]
     missing: list[tuple[str, str]]
+    told: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -35,6 +37,9 @@ class Coverage:
     def __str__(self) -> str:
         if not self.modules:
             return "nothing is known of the modules: the recording was not finished"
+        return "\n".join([self._counted(), *self.told])
+
+    def _counted(self) -> str:
         counts = f"{len(self.fired)} of {len(self.selected)} selected modules were seen"
         if not self.missing:
             return counts if len(self.fired) == len(self.selected) else f"{counts}, no reason is known for the others"
@@ -44,12 +49,13 @@ class Coverage:
         return "\n".join([f"{counts}; not seen, or not whole:", *shown])
 
 
-def coverage_of(rows: Iterable[dict[str, Any]], *, several_models: bool) -> Coverage:
+def coverage_of(rows: Iterable[dict[str, Any]], *, several_models: bool, told: Iterable[str] = ()) -> Coverage:
     """Count the rows of the table `modules`.
 
     Args:
         rows: the rows, one for each module.
         several_models: whether to write `Net/conv1` in place of `conv1`.
+        told: what was changed so that hooks see everything.
     """
     rows = list(rows)
     selected, fired, missing = [], [], []
@@ -65,4 +71,4 @@ def coverage_of(rows: Iterable[dict[str, Any]], *, several_models: bool) -> Cove
             missing.append((name, row["reason"]))
         elif not row["calls"]:
             missing.append((name, "never called"))
-    return Coverage(modules=len(rows), selected=selected, fired=fired, missing=missing)
+    return Coverage(modules=len(rows), selected=selected, fired=fired, missing=missing, told=list(told))

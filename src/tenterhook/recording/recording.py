@@ -189,7 +189,9 @@ class Recording:
     @property
     def coverage(self) -> Coverage:
         """What was asked for, and what of it was seen."""
-        return coverage_of(self._source.table("modules").to_pylist(), several_models=len(self.models) > 1)
+        return coverage_of(
+            self._source.table("modules").to_pylist(), several_models=len(self.models) > 1, told=self.manifest.told
+        )
 
     def tensor(self, key: str, rank: int | None = None) -> Any:
         """Give a stored tensor by its key in the column `tensor` of `values`.
