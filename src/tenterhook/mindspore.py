@@ -18,6 +18,7 @@ The hook runs once the parameters are in place and before mismatched prefixes ar
 ``load_param_into_net`` was imported. It receives the loader's own two lists: what it clears, nobody is told about. If
 it empties ``missing_keys``, the guess at prefixes is skipped, and parameters whose names differ by a prefix keep the
 values they have. `uninstall` takes all of it out again. A MindSpore that has the method itself is left alone.
+``th.hooks(net).load`` runs after that guess, on the lists that the call returns.
 """
 
 from __future__ import annotations

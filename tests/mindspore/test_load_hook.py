@@ -21,7 +21,9 @@ from mindspore import nn
 from mindspore.common.hook_handle import HookHandle
 from mindspore.train import model as train_model
 
+import tenterhook as th
 import tenterhook.mindspore as thms
+from tenterhook.backends import _mindspore_loader
 from tenterhook.errors import HookError
 from tests.mindspore.loading import (
     ALL_KEYS,
@@ -107,6 +109,29 @@ def test_runs_before_prefixes_are_guessed_and_clearing_skips_the_guess() -> None
     with other.register_load_param_into_net_post_hook(lambda cell, keys: keys.missing_keys.clear()):
         early_import(other, weights_of(other, prefix="model."))
     assert np.array_equal(other.body.weight.asnumpy(), before)
+
+
+@pytest.mark.parametrize("source", [True, False], ids=["with the loader's source", "without"])
+def test_hooks_of_a_set_see_what_the_call_returns(source: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not source:
+        thms.uninstall()
+        monkeypatch.setattr(_mindspore_loader, "_code_with_call", lambda loader: None)
+        thms.install()
+    net, early, late = Net(), Seen(), []
+    given = weights_of(net, prefix="model.")
+    unexpected = list(given)
+    with net.register_load_param_into_net_post_hook(early), th.hooks(net) as hooks:
+        hooks.load(lambda cell, keys: late.append((list(keys.missing_keys), list(keys.unexpected_keys))))
+        assert early_import(net, given) == ([], unexpected)
+        assert late == [([], unexpected)] and early.calls == [(net, ALL_KEYS, unexpected)]
+        assert float(net.body.weight.asnumpy().min()) == 7.0
+        other = {name.replace("body", "trunk"): one for name, one in given.items()}
+        returned = early_import(net, other)
+        assert late[1] == returned and returned[0] == ["body.weight", "body.bias"]
+        early_import(net, given, strict_load=True)
+        assert late[2] == (ALL_KEYS, unexpected)
+        hooks.load(lambda cell, keys: keys.missing_keys.clear())
+        assert early_import(net, other)[0] == []
 
 
 def test_children_before_parents_in_order_of_registration() -> None:

@@ -18,7 +18,7 @@ import mindspore
 from mindspore import nn
 from mindspore.common.hook_handle import HookHandle
 
-from tenterhook.backends._mindspore_loader import HookPointInLoader, choose_hook_point
+from tenterhook.backends._mindspore_loader import HookPointInLoader, choose_hook_point, guess_prefixes
 from tenterhook.errors import HookError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class _Entry:
         self.hook = hook
         self.fired = [0] if fired is None else fired
         self.running = 0
+        self.after_guess = False
         self.cell: weakref.ref[Any] | None = None
         self.taken_off: list[Callable[[], None]] = []
 
@@ -163,7 +164,7 @@ class LoadHookHandle(HookHandle):
         return LoadHookHandle, ()
 
 
-def register_load_post_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
+def register_load_post_hook(cell: nn.Cell, hook: Hook, *, after_guess: bool = False) -> LoadHookHandle:
     """Run a hook whenever weights have been loaded into a cell or into a cell that contains it.
 
     It runs for ``load_param_into_net`` (under any name by which it was imported, and inside ``load_checkpoint(net=)``)
@@ -180,6 +181,8 @@ def register_load_post_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
         cell: The cell to watch.
         hook: Called with ``(cell, incompatible_keys)``; must return None. Its exceptions end the load, at which
             moment the matching parameters have their new values already.
+        after_guess: Run in ``load_param_into_net`` after the guess instead, after all hooks that run before it: the
+            lists are then those that the call returns.
 
     Returns:
         A handle; inert, after a warning, in graph mode.
@@ -192,6 +195,7 @@ def register_load_post_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
         return LoadHookHandle()
     with _lock:
         entry = _attach(cell, hook)
+        entry.after_guess = after_guess
         if hasattr(cell, _STATE_DICT_METHOD):
             _attach_to_state_dict(cell, entry)
         return LoadHookHandle(entry)
@@ -205,11 +209,19 @@ def register_load_param_hook(cell: nn.Cell, hook: Hook) -> LoadHookHandle:
         return LoadHookHandle(_attach(cell, hook))
 
 
-def run_hooks_of_cell(cell: nn.Cell, missing_keys: list[str], unexpected_keys: list[str], path: str = "") -> None:
-    """Run the hooks that are on this very cell, in the order of their registration."""
+def run_hooks_of_cell(
+    cell: nn.Cell,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    path: str = "",
+    *,
+    after_guess: bool | None = None,
+) -> None:
+    """Run the hooks that are on this very cell, in the order of their registration: all, or those of one moment."""
     # A list, because a hook may remove itself or others.
     for entry in list(cell.__dict__.get(_ATTRIBUTE, _NO_HOOKS).values()):
-        entry(cell, IncompatibleKeys(missing_keys, unexpected_keys), path)
+        if after_guess is None or entry.after_guess == after_guess:
+            entry(cell, IncompatibleKeys(missing_keys, unexpected_keys), path)
 
 
 def load_hooks_of(cell: nn.Cell) -> list[_Entry]:
@@ -268,11 +280,21 @@ def _sync() -> None:
             _loader.point = None
 
 
-def _after_load(net: Any, missing_keys: list[str], unexpected_keys: list[str]) -> None:
+def _after_load(net: Any, missing_keys: list[str], unexpected_keys: list[str], given: Any, strict: bool) -> None:
     if not _entries:
         return
-    for path, cell in list(_children_first(net, "", set())):
-        run_hooks_of_cell(cell, missing_keys, unexpected_keys, path)
+    cells = list(_children_first(net, "", set()))
+    for path, cell in cells:
+        run_hooks_of_cell(cell, missing_keys, unexpected_keys, path, after_guess=False)
+    late = [one for one in cells if any(entry.after_guess for entry in _hooks_on(one[1]))]
+    if late:
+        guess_prefixes(net, missing_keys, given, strict)
+    for path, cell in late:
+        run_hooks_of_cell(cell, missing_keys, unexpected_keys, path, after_guess=True)
+
+
+def _hooks_on(cell: nn.Cell) -> list[_Entry]:
+    return list(cell.__dict__.get(_ATTRIBUTE, _NO_HOOKS).values())
 
 
 def _children_first(cell: nn.Cell, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Cell]]:

@@ -29,14 +29,14 @@ from mindspore.train import serialization
 
 from tenterhook.errors import UnsupportedError
 
-__all__ = ["CodeSwap", "HookPointInLoader", "ParameterWalk", "Runner", "choose_hook_point"]
+__all__ = ["CodeSwap", "HookPointInLoader", "ParameterWalk", "Runner", "choose_hook_point", "guess_prefixes"]
 
-Runner = Callable[[Any, list[str], list[str]], None]
-"""What is called at the hook point: ``(net, missing_keys, unexpected_keys)``, the loader's own two lists."""
+Runner = Callable[[Any, list[str], list[str], Any, bool], None]
+"""What is called at the hook point: ``(net, missing_keys, unexpected_keys, parameter_dict, strict_load)``, of the loader's own."""
 
 _RUNNER_NAME = "_tenterhook_post_load"
 _PREFIX_PASS = "_load_dismatch_prefix_params"
-_LOADER_LOCALS = ("net", "param_not_load", "ckpt_not_load")
+_LOADER_LOCALS = ("net", "param_not_load", "ckpt_not_load", "parameter_dict", "strict_load")
 _FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
@@ -80,6 +80,16 @@ def choose_hook_point(runner: Runner) -> HookPointInLoader:
     if lacking:
         raise UnsupportedError(_unsupported(f"it does not use {', '.join(lacking)}"))
     return ParameterWalk(loader, runner)
+
+
+def guess_prefixes(net: Any, missing_keys: list[str], given: Any, strict: bool) -> None:
+    """Do what the loader does next: load what is missing under names with a prefix, and take it off the list.
+
+    The loader does so once more afterwards, and finds nothing that is left to do.
+    """
+    guess = getattr(serialization, _PREFIX_PASS, None)
+    if guess is not None and missing_keys and not strict:
+        guess(net, given, missing_keys, strict)
 
 
 def _unsupported(found: str) -> str:
@@ -171,9 +181,9 @@ class ParameterWalk:
             frame = frame.f_back
         if frame is None or frame.f_code is not self._loader_code:
             return
-        net, missing, unexpected = (frame.f_locals[name] for name in _LOADER_LOCALS)
+        net, missing, unexpected, given, strict = (frame.f_locals[name] for name in _LOADER_LOCALS)
         if net is cell:
-            self._runner(net, missing, unexpected)
+            self._runner(net, missing, unexpected, given, strict)
 
 
 def _code_with_call(loader: FunctionType) -> CodeType | None:

@@ -121,7 +121,7 @@ class MindSporeBackend:
         return Listener("steps to come" if before else "steps", fn)
 
     def on_load(self, module: nn.Cell, fn: Callable[[Any, Any], None]) -> Detachable:
-        return register_load_post_hook(module, fn)
+        return register_load_post_hook(module, fn, after_guess=True)
 
     def installed_hooks(self, model: nn.Cell) -> list[InstalledHook]:
         return list_hooks(model, self.blind_spots(model))
