@@ -139,6 +139,10 @@ class _Function(nn.Module):
         return self.give(x)
 
 
+def _zeros_without_memory() -> Tensor:
+    return torch._efficientzerotensor((3, 4))  # pyright: ignore[reportPrivateImportUsage]
+
+
 UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "transposed": lambda x: x.t() * 1,
     "not contiguous": lambda x: (x * 2)[:, ::2],
@@ -165,8 +169,8 @@ UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "large, transposed": lambda x: x.repeat(500, 10).t() + 0,
     "many dimensions": lambda x: x.reshape(3, 4, *[1] * 20) * 2,
     "vmap": torch.func.vmap(torch.sin),
-    "zeros without memory": lambda x: torch._efficientzerotensor((3, 4)),
-    "a part of zeros without memory": lambda x: torch._efficientzerotensor((3, 4))[1:],
+    "zeros without memory": lambda x: _zeros_without_memory(),
+    "a part of zeros without memory": lambda x: _zeros_without_memory()[1:],
 }
 
 

@@ -110,7 +110,6 @@ class Editor:
         chosen = resolve(select, entries, what="parameter")
         rule = Rule.of("param_grad", value, step=step, allow=allow)
         if _is_together(value):
-            self._backend.clip_together([], value.options["max_norm"])  # refuses where the framework cannot
             return self._keep(rule, select, [_shown(select)], lambda value, address: None, chosen)
         fn = value_function(value, self._backend, "param_grad")
         return self._keep(rule, select, [entry.path for entry in chosen], fn)

@@ -122,9 +122,11 @@ def clip_norm(max_norm: float, *, together: bool = False, dim: Any = None, index
     """Scale a tensor down so that its L2 norm is at most ``max_norm``.
 
     Each tensor by itself, as it comes. With ``together`` the norm is that over the whole selection, which is known only
-    when all gradients are there: it is for ``param_grad`` alone, acts on the gradients that the parameters hold (the sum over the
-    backward passes since they were cleared) right before an optimizer steps, as ``clip_grad_norm_`` placed there does, and
-    only in torch. For ``grad_output`` it cannot be: the gradient of a module depends on the edited ones of those after it.
+    when all gradients are there: it is for ``param_grad`` alone, and acts right before an optimizer steps. In torch that is
+    on the gradients that the parameters hold (the sum over the backward passes since they were cleared), as
+    ``clip_grad_norm_`` placed there does; in MindSpore on those that the optimizer is called with, as
+    ``ops.clip_by_global_norm`` does. For ``grad_output`` it cannot be: the gradient of a module depends on the edited ones of
+    those after it.
     """
     if together and dim is not None:
         raise EditError("clip_norm: together=True is for whole gradients\n  leave out dim= and index=")

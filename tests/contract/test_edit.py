@@ -15,7 +15,7 @@ import pytest
 import tenterhook as th
 from tenterhook.errors import EditError, HookError, SelectionError, StopForward
 from tests.contract.adapters.base import Adapter
-from tests.contract.nets import B0, B2, W0, W2, X, close, loss_of, mlp
+from tests.contract.nets import B0, B2, W0, W2, X, close, loss_of, mlp, mlp_expected
 
 
 def same(run: Any, other: Any) -> None:
@@ -572,6 +572,23 @@ def test_what_cannot_be(fw: Adapter) -> None:
         edit.output("0", th.edits.zero())
     with pytest.raises(EditError, match="go together"):
         th.edits.zero(dim=1)
+
+
+def test_gradients_of_a_selection_are_clipped_together_before_the_step(fw: Adapter) -> None:
+    names, rate, limit = ["0.weight", "2.0.bias"], 0.5, 0.25
+    gradients = mlp_expected().parameters
+    norm = np.sqrt(sum(np.square(gradients[name]).sum() for name in names))
+    net = mlp(fw)
+    before, optimizer = fw.parameters(net), fw.optimizer(net, rate)
+    with th.edit(net) as edit:
+        handle = edit.param_grad(names, th.edits.clip_norm(limit, together=True), step=0)
+        fw.train(net, optimizer, loss_of(net), [X])
+        once = fw.parameters(net)
+        fw.train(net, optimizer, loss_of(net), [X])
+    assert handle.fired == 1
+    for name, gradient in gradients.items():
+        clipped = gradient * limit / norm if name in names else gradient
+        close(fw.parameter_array(name, fw.tensor(before[name] - once[name])), rate * clipped)
 
 
 def test_what_is_checkpointed_is_edited_again(fw: Adapter) -> None:

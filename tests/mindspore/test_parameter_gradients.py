@@ -265,3 +265,24 @@ def test_a_shared_parameter_in_cells_that_recompute_has_one_gradient() -> None:
     seen = recorded(rec)
     for gradient, name in zip(came, ("0.fc.weight", "0.fc.bias"), strict=True):
         np.testing.assert_array_equal(seen[name], gradient.asnumpy())
+
+
+def test_clipping_together_is_clip_by_global_norm_before_the_optimizer() -> None:
+    written, edited = model(), model()
+    optimizer = nn.Momentum(written.trainable_params(), 0.5, 0.9)
+    for _ in range(2):
+        _, found = ms.value_and_grad(lambda x, y: LOSS(written(x), y), None, optimizer.parameters)(
+            ms.Tensor(X), ms.Tensor(Y)
+        )
+        optimizer(ops.clip_by_global_norm(found, 0.25))
+    optimizer = nn.Momentum(edited.trainable_params(), 0.5, 0.9)
+    with th.edit(edited) as edit:
+        handle = edit.param_grad("**", th.edits.clip_norm(0.25, together=True))
+        for _ in range(2):
+            value_and_grad(edited, optimizer)
+    assert handle.fired == 2
+    for mine, theirs in zip(edited.get_parameters(), written.get_parameters(), strict=True):
+        assert np.array_equal(mine.asnumpy(), theirs.asnumpy())
+    assert not np.array_equal(
+        next(iter(edited.get_parameters())).asnumpy(), next(iter(model().get_parameters())).asnumpy()
+    )

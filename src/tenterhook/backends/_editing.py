@@ -45,9 +45,11 @@ class EditingMethods(Protocol):
         ...
 
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
-        """Scale the gradients that parameters hold so that their common norm is at most ``max_norm``.
+        """Scale gradients, right before an optimizer steps, so that their common norm is at most ``max_norm``.
+
+        They are those that the parameters hold or, where these hold none, those that the optimizer is called with.
 
         Raises:
-            UnsupportedError: parameters of this framework hold no gradients.
+            UnsupportedError: there are none of either.
         """
         ...

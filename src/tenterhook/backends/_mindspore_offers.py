@@ -7,14 +7,18 @@ are met where they are used, at the optimizer's call, which is given them in the
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
 
-__all__ = ["Wanted", "offer"]
+from tenterhook.errors import UnsupportedError
 
+__all__ = ["Wanted", "clip_together", "offer", "offer_together"]
+
+_local = threading.local()  # .given: the parameters and gradients of the optimizer whose call begins in this thread
 _wanted: dict[int, list[Wanted]] = {}  # by the identity of the parameter
 
 
@@ -73,3 +77,49 @@ def offer(optimizer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
     kept = type(gradients)(replaced.get(place, gradient) for place, gradient in enumerate(gradients))
     return (kept, *args[1:])
+
+
+def offer_together(optimizer: Any, args: tuple[Any, ...], tell: Callable[[], None]) -> tuple[Any, ...]:
+    """Run ``tell`` while an optimizer's gradients can be changed together; returns its arguments, with changed ones in them."""
+    parameters = getattr(optimizer, "parameters", ())
+    gradients = args[0] if args else ()
+    if not isinstance(gradients, (tuple, list)) or len(gradients) != len(parameters):
+        tell()
+        return args
+    outer = getattr(_local, "given", None)
+    now = list(gradients)
+    _local.given = parameters, now
+    try:
+        tell()
+    finally:
+        _local.given = outer
+    if all(one is other for one, other in zip(now, gradients, strict=True)):
+        return args
+    return (type(gradients)(now), *args[1:])
+
+
+def clip_together(parameters: Sequence[Any], max_norm: float) -> None:
+    """Scale the gradients of parameters that an optimizer is being given so that their common norm is at most ``max_norm``.
+
+    Raises:
+        UnsupportedError: no optimizer is being called with gradients in the order of its parameters.
+    """
+    if not parameters:
+        return
+    given = getattr(_local, "given", None)
+    if given is None:
+        raise UnsupportedError(
+            "clip_norm(together=True) needs the gradients that an optimizer is called with, one for each of its parameters, and "
+            "this call has none\n  use mindspore.ops.clip_by_global_norm on what value_and_grad returns"
+        )
+    chosen = {id(parameter) for parameter in parameters}
+    held, gradients = given
+    places = [
+        place
+        for place, parameter in enumerate(held)
+        if id(parameter) in chosen and isinstance(gradients[place], mindspore.Tensor)
+    ]
+    if places:
+        clipped = mindspore.ops.clip_by_global_norm(tuple(gradients[place] for place in places), max_norm)
+        for place, gradient in zip(places, clipped, strict=True):
+            gradients[place] = gradient

@@ -29,7 +29,7 @@ from mindspore.ops.function.grad import grad_func as _more_gradient_functions
 from tenterhook.backends import Instead
 from tenterhook.backends._mindspore_checkpoint import Region, forget_regions
 from tenterhook.backends._mindspore_in_place import Stepped
-from tenterhook.backends._mindspore_offers import offer
+from tenterhook.backends._mindspore_offers import offer, offer_together
 from tenterhook.backends._mindspore_passes import begin_pass, end_pass, running_pass
 from tenterhook.backends._mindspore_watching import KEY, STATE, SWAPS, CallHook, Hold, Swap, hooks_of, tell_once
 
@@ -136,9 +136,8 @@ def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[s
     if isinstance(cell, OPTIMIZERS):
         if not any(isinstance(other, OPTIMIZERS) for other in running):
             args = offer(cell, args)
+        args = offer_together(cell, args, functools.partial(_step_comes, cell))
         step = Stepped(cell, args[0] if args else None)
-        for listener in tuple(STATE.steps_to_come):
-            listener.fn(cell)
     running.append(cell)
     try:
         output = original(cell, *args, **kwargs)
@@ -149,6 +148,11 @@ def _trained(original: Any, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[s
         for listener in tuple(STATE.steps):
             listener.fn(cell)
     return output
+
+
+def _step_comes(optimizer: nn.Cell) -> None:
+    for listener in tuple(STATE.steps_to_come):
+        listener.fn(optimizer)
 
 
 def _is_quiet(cell: nn.Cell) -> bool:

@@ -37,12 +37,12 @@ from tenterhook.backends._mindspore_in_place import tell_of_cells, tell_of_code
 from tenterhook.backends._mindspore_installed import list_hooks
 from tenterhook.backends._mindspore_load import register_load_post_hook
 from tenterhook.backends._mindspore_numpy import warn_about_numpy
+from tenterhook.backends._mindspore_offers import clip_together
 from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_construct
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, is_nested, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
-from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
 
@@ -255,10 +255,7 @@ class MindSporeBackend:
         return list(found) if isinstance(found, (tuple, list)) else [found]
 
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
-        raise UnsupportedError(
-            "MindSpore's parameters hold no gradients that could be clipped together\n"
-            "  use mindspore.ops.clip_by_global_norm on what value_and_grad returns, or clip_norm(...) without together=True"
-        )
+        clip_together(parameters, max_norm)
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: mindspore.Tensor) -> Summary:

@@ -56,7 +56,6 @@ from tenterhook.backends._toy_tensors import (
     no_grad,
     tracks,
 )
-from tenterhook.errors import UnsupportedError
 from tenterhook.recording.shards import dtype_named
 from tenterhook.selection import Entry
 from tenterhook.stats import RowBuffer
@@ -269,7 +268,10 @@ class ToyBackend:
         return [Tensor(np.zeros_like(leaf.data) if leaf.grad is None else leaf.grad) for leaf in leaves]
 
     def clip_together(self, parameters: Sequence[Any], max_norm: float) -> None:
-        raise UnsupportedError("the toy framework does not clip gradients together")
+        held = [parameter for parameter in parameters if parameter.grad is not None]
+        norm = float(np.sqrt(sum(np.sum(np.square(parameter.grad)) for parameter in held)))
+        for parameter in held:
+            parameter.grad = parameter.grad * min(1.0, max_norm / (norm + 1e-6))
 
     def summary(self, tensor: Tensor) -> Summary:
         return tensor.data.shape, str(tensor.data.dtype), "cpu"
