@@ -114,7 +114,7 @@ def test_what_does_not_match_gives_4_and_the_nearest(here: Path) -> None:
 def test_a_step_that_was_not_recorded(here: Path) -> None:
     write_net(here / "a.thk")
     result = tenterhook("show", "a", "--step", "7")
-    assert (result.code, result.err) == (4, "tenterhook: step 7 was not recorded\n  steps 0 to 1 were\n")
+    assert (result.code, result.err) == (4, "tenterhook: step 7 was not recorded\n  the recorded ones are 0, 1\n")
 
 
 def test_a_damaged_recording(here: Path) -> None:
