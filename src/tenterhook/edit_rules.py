@@ -140,7 +140,7 @@ def _chosen(numbers: Any, what: str) -> frozenset[int] | None:
     if numbers is None:
         return None
     chosen = [numbers] if isinstance(numbers, int) else list(numbers)
-    if not chosen or not all(isinstance(one, int) and one >= 0 for one in chosen):
+    if not chosen or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in chosen):
         raise HookError(
             f"{what}={numbers!r} is no number of a {what}\n  they count from 0: {what}=0, {what}=range(2, 5)"
         )

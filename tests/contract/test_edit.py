@@ -568,6 +568,8 @@ def test_what_cannot_be(fw: Adapter) -> None:
             edit.output("0", th.edits.zero(), slot="[x]")
         with pytest.raises(HookError, match="count from 0"):
             edit.output("0", th.edits.zero(), call=-1)
+        with pytest.raises(HookError, match="count from 0"):
+            edit.output("0", th.edits.zero(), call=True)
     with pytest.raises(HookError, match="closed"):
         edit.output("0", th.edits.zero())
     with pytest.raises(EditError, match="go together"):

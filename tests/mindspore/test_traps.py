@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -392,3 +393,26 @@ def test_a_cell_that_is_differentiated_itself(way: str) -> None:
     if way not in ("gradient of a gradient", "third", "run before"):
         of_input = came[1] if way == "value_and_grad" else came[0]
         np.testing.assert_array_equal(seen[0], of_input)
+
+
+# ---- 13: retain_grad has no kernel on the CPU ----
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_retained_gradient_fails_in_a_session_as_it_does_bare(watched: bool) -> None:
+    class Retains(nn.Cell):
+        def construct(self, x: ms.Tensor) -> ms.Tensor:
+            y = x * 2
+            y._retain_grad()
+            kept.append(y)
+            return y * 3
+
+    kept: list[ms.Tensor] = []
+    cell, x = Retains(), ms.Tensor(np.ones(2, np.float32))
+    with th.record(cell) if watched else contextlib.nullcontext() as rec:
+        with pytest.raises(RuntimeError, match="Clone"):
+            ms.value_and_grad(lambda x: cell(x).sum())(x)[1].asnumpy()
+        assert ms.grad(lambda x: (x * 3).sum())(x).asnumpy().tolist() == [3.0, 3.0]
+    if rec is not None:
+        assert [call.phase for call in rec.order()][:1] == ["forward"]
+    assert not th.installed_hooks(cell)
