@@ -17,7 +17,7 @@ typedef struct {
     PyObject_HEAD
     /* the framework */
     PyObject *graph_task, *grads_on, *saved_hooks, *inference_on, *is_neg, *is_view, *tensor_types, *dtype_names;
-    PyObject *new_hooks, *export_owner;
+    PyObject *new_hooks, *export_owner, *tracing, *call, *call_impl;
     DLTensorOf export;
     /* the session, in Python */
     PyObject *before, *values_of, *value, *came, *fault, *calls_full, *values_full, *acquire, *release, *owner, *clock;
@@ -40,7 +40,7 @@ typedef struct {
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
     DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
-    DO(new_hooks) DO(export_owner) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
+    DO(new_hooks) DO(export_owner) DO(tracing) DO(call) DO(call_impl) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
     DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
 
 static PyTypeObject *Engine_Type;
@@ -216,7 +216,7 @@ static PyMethodDef engine_methods[] = {
 #define FLAG(name) {#name, T_BOOL, offsetof(Engine, name), 0, NULL}
 static PyMemberDef engine_members[] = {
     OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
-    OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
+    OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(tracing), OBJECT(call), OBJECT(call_impl), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
     OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
     NUMBER(values_recorded), NUMBER(hook_ns), FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),

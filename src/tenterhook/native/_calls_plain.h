@@ -14,7 +14,7 @@ static Call *running_call(Engine *self)
     return Py_TYPE(top) == Call_Type ? (Call *)top : NULL;
 }
 
-/* Begins a call inside another one: 1, 0 where Python has to, -1 with an exception set. */
+/* Begins a call inside another one, `kwargs` may be NULL: 1, 0 where Python has to, -1 with an exception set. */
 static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     long long token = running_task(self);
@@ -39,9 +39,11 @@ static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place,
     if (!failed && place->wanted && place->due && self->follows) {
         call->followed = call->recorded = 1;
         if (self->wants_input) {
-            PyObject *done = tell(self->before, PyTuple_Pack(4, call, module, args, kwargs));
+            PyObject *named = kwargs ? (Py_INCREF(kwargs), kwargs) : PyDict_New();
+            PyObject *done = named ? tell(self->before, PyTuple_Pack(4, call, module, args, named)) : NULL;
             failed = !done;
             Py_XDECREF(done);
+            Py_XDECREF(named);
         }
     }
     if (!failed && seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - call->start_ns) * SAMPLED;
