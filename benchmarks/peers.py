@@ -132,7 +132,7 @@ def main() -> None:
     """Print one JSON object a line: model, what, figure."""
     parser = argparse.ArgumentParser(description="What others cost.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--models", default="tiny401,small_cnn,transformer,resnet")
+    parser.add_argument("--models", default="tiny401,small_cnn,transformer,resnet,alexnet")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     versions = {

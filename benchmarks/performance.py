@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure of the kernel")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet")
+    parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet,alexnet")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     lines = [INTRODUCTION, *machine()]

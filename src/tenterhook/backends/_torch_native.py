@@ -75,7 +75,9 @@ def _only_forwards() -> bool:
     """Whether what runs a module without hooks is torch's own function, and one of the make that we know."""
     names = set(getattr(getattr(_call_impl, "__code__", None), "co_names", ()))
     known = {"forward", "_slow_forward", "_get_tracing_state", *_TABLES, *(f"_global{name}" for name in _TABLES)}
-    return _tracing is not None and getattr(_call_impl, "__globals__", None) is vars(_module_registries) and known <= names
+    return (
+        _tracing is not None and getattr(_call_impl, "__globals__", None) is vars(_module_registries) and known <= names
+    )
 
 
 def attach_around(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -118,6 +118,10 @@ class TensorValues:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
+    def keep_all(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        with self.untracked(), _outside_transforms():
+            return [one.clone() if _is_dense(one) else self.keep(one) for one in tensors]
+
     def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if type(tensor) not in PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
             return None
@@ -156,6 +160,10 @@ class TensorValues:
         # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
         with torch._C._DisableFuncTorch(), torch.no_grad():
             yield
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return type(tensor) in PLAIN and tensor.is_cpu and not _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ __all__ = [
     "NativeBackend",
     "OpListener",
     "OpTrace",
+    "ParameterBackend",
     "ParameterEntry",
     "Region",
     "Summary",
@@ -100,6 +101,26 @@ class NativeBackend:
             failed: called where it has raised.
             native: the engine, and the place of the module in it.
         """
+        raise NotImplementedError
+
+
+class ParameterBackend:
+    """A backend that deals with many parameters at once, at less than the cost of each by itself; to derive from, as above."""
+
+    def same_parameters(self, model: Any, before: object) -> object:
+        """Look whether a model still has the modules and parameters that it had.
+
+        Args:
+            model: the model.
+            before: what was returned before, or None.
+
+        Returns:
+            ``before`` itself where nothing has been replaced, added, renamed or taken away; something else otherwise.
+        """
+        raise NotImplementedError
+
+    def keep_all(self, tensors: Sequence[Any]) -> list[Any]:
+        """Copy tensors, as ``keep`` does."""
         raise NotImplementedError
 
 

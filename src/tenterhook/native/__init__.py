@@ -87,7 +87,18 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         engine = NATIVE.Engine(parts.exchange, time.perf_counter_ns)
     except TypeError:  # another major version of DLPack
         return None
-    for name in ("graph_task", "grads_on", "saved_hooks", "inference_on", "is_neg", "is_view", "new_hooks", "tracing", "call", "call_impl"):
+    for name in (
+        "graph_task",
+        "grads_on",
+        "saved_hooks",
+        "inference_on",
+        "is_neg",
+        "is_view",
+        "new_hooks",
+        "tracing",
+        "call",
+        "call_impl",
+    ):
         setattr(engine, name, getattr(parts, name))
     engine.busy = parts.unusual
     engine.global_tables = parts.global_tables

@@ -7,6 +7,7 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif
 
+#include "_calls_engine_type.h"
 #include "_calls_hooks.h"
 #include "_calls_switching.h"
 

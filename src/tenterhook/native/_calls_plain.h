@@ -69,7 +69,8 @@ static int output_given(Engine *self, Call *call, PyObject *module, PyObject *ou
 {
     DLTensor found;
     int dtype, done = ((Place *)call->watched)->keep ? 0 : is_plain(self, output, &found, &dtype);
-    if (done > 0 && self->wants_output && add_value(self, call, &found, dtype, 0) < 0) return -1;
+    Subject of = {.call = call};
+    if (done > 0 && self->wants_output && add_value(self, &of, &found, dtype) < 0) return -1;
     if (self->closed) return 0; /* by another thread, while that was measured: what follows is gone */
     PyObject *rest = NULL;
     if (done > 0 && self->wants_grad_output) {
