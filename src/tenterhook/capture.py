@@ -139,19 +139,21 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
-    def attach_all(self, modules: list[Watched]) -> None:
-        """Put hooks around the calls of modules."""
+    def attach_all(self, modules: list[Watched], *, due: bool) -> None:
+        """Put hooks around the calls of modules; ``due`` says whether they are recorded on this step."""
         if self._engine is not None and not self.closed:
-            modules = NATIVE.put_all_on(modules)
+            modules = NATIVE.put_all_on(modules, due)
         for watched in modules:
+            watched.due = due
             if watched.attachment is None:
                 self.attach(watched)
 
-    def release_all(self, modules: list[Watched]) -> None:
+    def release_all(self, modules: list[Watched], *, due: bool) -> None:
         """Take the hooks of modules off, which will come back soon."""
         if self._engine is not None:
-            modules = NATIVE.take_all_off(modules)
+            modules = NATIVE.take_all_off(modules, due)
         for watched in modules:
+            watched.due = due
             if watched.attachment is not None:
                 self.release(watched, rest=True)
 

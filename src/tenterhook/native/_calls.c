@@ -37,8 +37,8 @@ static PyMethodDef module_methods[] = {
     {"set_outer", set_outer, METH_VARARGS, "set_outer(place, outer): calls of the one inside the other are nothing unusual."},
     {"connect", connect, METH_VARARGS, "connect(kernel api, inert function, how a pickle makes it, how it makes None): to be called once, first."},
     {"all_in_place", all_in_place, METH_O, "all_in_place(arounds) -> bool: whether each of them is still what runs its module."},
-    {"take_all_off", take_all_off, METH_O, "take_all_off(places) -> list: take what stands around their modules' calls off; those left to Python."},
-    {"put_all_on", put_all_on, METH_O, "put_all_on(places) -> list: put it on again; those left to Python."},
+    {"take_all_off", take_all_off, METH_VARARGS, "take_all_off(places, due) -> list: take what stands around their modules' calls off; those left to Python."},
+    {"put_all_on", put_all_on, METH_VARARGS, "put_all_on(places, due) -> list: put it on again; those left to Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -83,38 +83,39 @@ static int put_on(Place *place)
     return room;
 }
 
-/* Goes through places, which are on or off; returns those that are left to Python. */
-static PyObject *switch_all(PyObject *places, int on)
+/* Goes through places, whose hooks are to be on or off and which are due or not; returns those that are left to Python. */
+static PyObject *switch_all(PyObject *args, int on)
 {
+    PyObject *places;
+    int due;
+    if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &places, &due)) return NULL;
     PyObject *left = PyList_New(0);
-    if (!PyList_Check(places)) PyErr_SetString(PyExc_TypeError, "a list of places is needed");
-    for (Py_ssize_t i = 0; left && !PyErr_Occurred() && i < PyList_Size(places); i++) {
+    for (Py_ssize_t i = 0; left && i < PyList_Size(places); i++) {
         PyObject *object = PyList_GetItem(places, i);
-        if (!PyObject_TypeCheck(object, Place_Type)) {
-            PyErr_SetString(PyExc_TypeError, "a list of places is needed");
-            break;
-        }
+        int done = PyObject_TypeCheck(object, Place_Type) ? 1 : -1;
+        if (done < 0) PyErr_SetString(PyExc_TypeError, "a list of places is needed");
         Place *place = (Place *)object;
-        if ((place->attachment && place->attachment != Py_None) == on) continue; /* as it is to be */
         Py_INCREF(object);
-        int done = on ? put_on(place) : take_off(place);
-        if (!done) PyList_Append(left, object);
+        if (done > 0) {
+            place->due = (char)due;
+            if ((place->attachment && place->attachment != Py_None) != on) done = on ? put_on(place) : take_off(place);
+        }
+        if (done < 0 || (!done && PyList_Append(left, object))) Py_CLEAR(left);
         Py_DECREF(object);
     }
-    if (PyErr_Occurred()) Py_CLEAR(left);
     return left;
 }
 
-static PyObject *take_all_off(PyObject *module, PyObject *places)
+static PyObject *take_all_off(PyObject *module, PyObject *args)
 {
     (void)module;
-    return switch_all(places, 0);
+    return switch_all(args, 0);
 }
 
-static PyObject *put_all_on(PyObject *module, PyObject *places)
+static PyObject *put_all_on(PyObject *module, PyObject *args)
 {
     (void)module;
-    return switch_all(places, 1);
+    return switch_all(args, 1);
 }
 
 #endif
