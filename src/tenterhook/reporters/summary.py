@@ -29,6 +29,7 @@ __all__ = [
     "print_summary",
     "print_trouble",
     "why_empty",
+    "wrap",
 ]
 
 _SHOWN = 6
@@ -58,7 +59,7 @@ def print_header(
     parts.append(" ".join(select) if select else "all modules")
     parts.append(_sampled(every, steps))
     parts.append(f"stats {stats or 'none'}")
-    for line in _wrap(" | ".join(parts), console.width):
+    for line in wrap(" | ".join(parts), console.width):
         console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
 
@@ -179,7 +180,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
 def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a verdict with its state at the right end, and labelled lines below it; words, such as paths, are never broken."""
     width = max(console.width, 40)
-    lines = _wrap(verdict, width - _LABEL - len(state) - 2)
+    lines = wrap(verdict, width - _LABEL - len(state) - 2)
     for number, line in enumerate(lines):
         text = Text("VERDICT".ljust(_LABEL) if number == 0 else " " * _LABEL, style=style)
         text.append(line, style="bold not dim default")
@@ -187,13 +188,14 @@ def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence
             text.append(" " * max(2, width - text.cell_len - len(state)) + state)
         console.print(text, soft_wrap=True)
     for label, content in rows:
-        for number, line in enumerate(_wrap(content, width - _LABEL)):
+        for number, line in enumerate(wrap(content, width - _LABEL)):
             text = Text(f" {label}".ljust(_LABEL) if number == 0 else " " * _LABEL, style="cyan")
             text.append(line, style="default")
             console.print(text, soft_wrap=True)
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
+    """Break a text into lines between words; words, such as paths, are never broken."""
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 

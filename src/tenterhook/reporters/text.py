@@ -13,10 +13,10 @@ from tenterhook.address import ROOT
 from tenterhook.analysis.overview import Overview, Row
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
-from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, aligned
+from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, Narrow, aligned
 from tenterhook.reporters.guides import draw_guides
 from tenterhook.reporters.numbers import plural, share, span
-from tenterhook.reporters.summary import MANY, covered, crowded, facts, of_steps
+from tenterhook.reporters.summary import MANY, covered, crowded, facts, of_steps, wrap
 
 __all__ = ["FORMS", "Page", "print_page"]
 
@@ -64,7 +64,7 @@ class Page:
     running: Sequence[int] = field(default=())
 
 
-def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100) -> None:
+def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100, wide: bool = False) -> None:
     """Print a recording.
 
     Args:
@@ -72,27 +72,29 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
         page: what to print.
         form: one of `FORMS`.
         limit: most lines in each section, 0 for all.
+        wide: print every column, however wide the lines become.
     """
     _print_verdict(console, page)
     if not page.rows:
         return
+    tables = _Tables(console, limit, None if wide else console.width)
     if form == "table":
         console.print()
         console.print(_heading(page, "every value"))
-        _print_table(console, page.rows, _value_columns(page), limit, every=True)
+        tables.print(page.rows, _value_columns(page), every=True)
     elif form == "order":
         console.print()
         console.print(_heading(page, "in order of execution"))
-        _print_table(console, page.rows, _order_columns(page), limit)
+        tables.print(page.rows, _order_columns(page))
     else:
         for title, rows in _sections(page.rows):
             console.print()
             console.print(_heading(page, title))
             shown, folded = _fold(rows) if not page.sites else (rows, [])
-            _print_table(console, shown, _tree_columns(page, shown), limit)
+            tables.print(shown, _tree_columns(page, shown))
             for line in [*folded, *_never_came(shown)]:
                 console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-    _print_more(console, page)
+    _print_more(console, page, wrap(tables.narrow.words(), console.width))
 
 
 def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -245,15 +247,31 @@ def _never_came(rows: Sequence[Row]) -> list[str]:
     return [f"- {reason} ({plural(amount, 'value')})" for reason, amount in reasons.items()]
 
 
-def _print_table(
-    console: Console, rows: Sequence[Row], columns: Sequence[Column], limit: int, *, every: bool = False
-) -> None:
-    lines = _lines(rows, every=every)
-    shown = lines[:limit] if limit else lines
-    console.print(aligned(shown, columns, console.width))
-    if len(shown) < len(lines):
-        left = plural(len(lines) - len(shown), "more line")
-        console.print(Text(f"  ... and {left}: --limit 0 shows all", style="dim"), soft_wrap=True)
+@dataclass
+class _Tables:
+    """Prints tables of one look.
+
+    Attributes:
+        console: where to.
+        limit: most lines in each, 0 for all.
+        width: how wide they may be; None for as wide as they are.
+        narrow: what they had to do without.
+    """
+
+    console: Console
+    limit: int
+    width: int | None
+    narrow: Narrow = field(default_factory=Narrow)
+
+    def print(self, rows: Sequence[Row], columns: Sequence[Column], *, every: bool = False) -> None:
+        """Print one."""
+        lines = _lines(rows, every=every)
+        shown = lines[: self.limit] if self.limit else lines
+        for line in aligned(shown, columns, self.width, self.narrow):
+            self.console.print(line, soft_wrap=True)
+        if len(shown) < len(lines):
+            left = plural(len(lines) - len(shown), "more line")
+            self.console.print(Text(f"  ... and {left}: --limit 0 shows all", style="dim"), soft_wrap=True)
 
 
 def _lines(rows: Sequence[Row], *, every: bool) -> list[Line]:
@@ -325,9 +343,9 @@ def _which(row: Row, page: Page) -> str:
     return call if page.step is not None else f"{call}@{row.step}"
 
 
-def _print_more(console: Console, page: Page) -> None:
+def _print_more(console: Console, page: Page, narrow: Sequence[str]) -> None:
     others = [step for step in page.steps if step != page.step]
-    lines = []
+    lines = [line for line in narrow if line]
     if page.step is not None and others:
         if len(others) <= _LISTED:
             which = f"{'step' if len(others) == 1 else 'steps'} {', '.join(map(str, others))} {_is_are(others)} recorded as well"
