@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from tenterhook.analysis.masks import is_meant, signs_of
 from tenterhook.analysis.overview import Row, Seen
 from tenterhook.reporters.numbers import number, shape
 
@@ -132,19 +133,26 @@ def _set(
         shown = word if cell_len(word) <= width else f"{set_cell_size(word, width - 1).rstrip()}\N{HORIZONTAL ELLIPSIS}"
         blank = " " * (width - cell_len(shown))
         line.append(" " * _GAP if place else "")
-        line.append(f"{blank}{shown}" if column.right else f"{shown}{blank}", style=column.style if styled else None)
+        line.append(
+            f"{blank}{shown}" if column.right else f"{shown}{blank}", style=_style(column, shown) if styled else None
+        )
     line.rstrip()
     return line
 
 
 def mark(line: Line) -> str:
-    """Write what is wrong on a line, after an exclamation mark; empty where nothing is."""
+    """Write what is wrong on a line, after an exclamation mark; without one the -inf of a mask; empty where nothing is."""
     if line.first and line.row.error:
         return "! raised"
     if line.value is None:
         return ""
     found = line.value.nonfinite
-    infinite = found.get("+inf", 0) + found.get("-inf", 0)
+    minus = found.get("-inf", 0)
+    if not found.get("nan") and not found.get("+inf") and minus:
+        value = line.value
+        meant = is_meant(value.kind, value.slot, line.row.op, signs_of(value.statistics))
+        return f"{'' if meant else '! '}{minus:,} -inf"
+    infinite = found.get("+inf", 0) + minus
     parts = [f"{amount:,} {word}" for word, amount in (("nan", found.get("nan", 0)), ("inf", infinite)) if amount]
     return f"! {', '.join(parts)}" if parts else ""
 
@@ -152,6 +160,10 @@ def mark(line: Line) -> str:
 def _saying_something(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]]]:
     kept = [place for place, column in enumerate(columns) if not column.blank or set(cells[place]) - {"", "-"}]
     return [columns[place] for place in kept], [cells[place] for place in kept]
+
+
+def _style(column: Column, word: str) -> str:
+    return "dim" if column.cell is mark and not word.startswith("!") else column.style
 
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:

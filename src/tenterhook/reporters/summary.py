@@ -23,11 +23,13 @@ __all__ = [
     "covered",
     "crowded",
     "facts",
+    "in_turn",
     "of_steps",
     "print_header",
     "print_note",
     "print_summary",
     "print_trouble",
+    "some",
     "why_empty",
     "wrap",
 ]
@@ -119,6 +121,8 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     full = summary.fullest
     if not empty and full is not None and full.calls >= MANY:
         rows.append(("steps", crowded(full.calls, full.step, full.model)))
+    if summary.optimizer_steps:
+        rows.append(("steps", in_turn(summary.optimizer_steps)))
     rows.append(
         (
             "cost",
@@ -139,6 +143,14 @@ def crowded(calls: int, step: int, model: str) -> str:
     return (
         f"step {step} holds {calls:,} forwards of {model}: a step ends when an optimizer steps, and what runs between "
         "two steps, an evaluation for one, belongs to the one before"
+    )
+
+
+def in_turn(steps: Sequence[int]) -> str:
+    """Say that optimizers step in turn, each step of one counting as a step, and what to do."""
+    return (
+        f"{len(steps)} optimizers step in turn ({', '.join(f'{one:,}' for one in steps)} times), and each of these ends a step: "
+        "rec.step() of th.record, once an iteration, says otherwise"
     )
 
 
@@ -172,7 +184,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
         reasons: dict[str, list[str]] = {}
         for name, reason in missing:
             reasons.setdefault(reason, []).append(name)
-        parts = [f"{_some(names)} ({reason})" for reason, names in reasons.items()]
+        parts = [f"{some(names)} ({reason})" for reason, names in reasons.items()]
         text += f"; not seen, or not whole: {', '.join(parts)}"
     return text
 
@@ -200,6 +212,7 @@ def wrap(text: str, width: int) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Write the first few of many names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
