@@ -23,7 +23,7 @@ from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
 
-__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts"]
+__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts", "set_around_aside"]
 
 _ATTRIBUTE = "_compiled_call_impl"
 _call: Any = nn.Module.__call__
@@ -108,6 +108,20 @@ def give_way(module: nn.Module) -> None:
     around: Any = module.__dict__.get(_ATTRIBUTE)
     if NATIVE is not None and type(around) is NATIVE.Around and around.give_way is not None:
         around.give_way()
+
+
+def set_around_aside(module: nn.Module) -> Callable[[], None] | None:
+    """Take what stands around the module's calls away; returns what puts it back, if it has not been removed meanwhile."""
+    around: Any = module.__dict__.get(_ATTRIBUTE)
+    if NATIVE is None or type(around) is not NATIVE.Around:
+        return None
+    del module.__dict__[_ATTRIBUTE]
+
+    def back() -> None:
+        if around.on:
+            module.__dict__.setdefault(_ATTRIBUTE, around)
+
+    return back
 
 
 def hooks_around(value: Any) -> dict[str, Any]:
