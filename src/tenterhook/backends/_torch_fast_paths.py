@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenterhook.backends._torch_checkpoint import seeing_reentry
 from tenterhook.backends._torch_scripting import scripting_without_hooks
 from tenterhook.backends._types import FUSED_OFF
 from tenterhook.errors import UnsupportedError
@@ -63,6 +64,7 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
     fused = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
     with contextlib.ExitStack() as stack:
         _scripting.hold(stack)
+        _reentry.hold(stack)
         if any(isinstance(module, fused) for module in modules) and _fused_path.hold(stack):
             told.fused = [weakref.ref(module) for module in modules if isinstance(module, fused)]
         if _COMPILER in sys.modules or any(map(is_compiled, modules)):
@@ -160,6 +162,7 @@ def _force_eager() -> Callable[[], None]:
 
 _fused_path = _Switch(_fused_path_off)
 _compiler = _Switch(_compiler_off)
+_reentry = _Switch(seeing_reentry)
 _scripting = _Switch(scripting_without_hooks)
 
 
