@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tenterhook.backends._torch_checkpoint import seeing_reentry
+from tenterhook.backends._torch_native import seeing_registration
 from tenterhook.backends._torch_scripting import scripting_without_hooks
 from tenterhook.backends._types import FUSED_OFF
 from tenterhook.errors import UnsupportedError
@@ -63,6 +64,7 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
     modules = () if model is None else tuple(model.modules())
     fused = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
     with contextlib.ExitStack() as stack:
+        _registration.hold(stack)
         _scripting.hold(stack)
         _reentry.hold(stack)
         if any(isinstance(module, fused) for module in modules) and _fused_path.hold(stack):
@@ -163,6 +165,7 @@ def _force_eager() -> Callable[[], None]:
 _fused_path = _Switch(_fused_path_off)
 _compiler = _Switch(_compiler_off)
 _reentry = _Switch(seeing_reentry)
+_registration = _Switch(seeing_registration)
 _scripting = _Switch(scripting_without_hooks)
 
 
