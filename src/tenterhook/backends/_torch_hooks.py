@@ -11,6 +11,7 @@ from torch import nn
 
 from tenterhook.backends import After, Before, Failed, Layer
 from tenterhook.backends._torch_attachments import iterated, remove_late
+from tenterhook.backends._torch_compiled import look_for_compiled, runs
 from tenterhook.native import NATIVE
 
 __all__ = ["AfterHook", "BeforeHook", "LoadHook", "is_hook"]
@@ -40,6 +41,8 @@ class BeforeHook(Hook):
         if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
             return None
         remove_late()
+        if runs:
+            look_for_compiled(module)
         return self.before(module, args, kwargs)
 
 
@@ -57,6 +60,8 @@ class AfterHook(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _REMOVED) -> Any:
         if output is _REMOVED:  # by a hook before it in this very call
             return None
+        if runs:
+            look_for_compiled(module)
         error = sys.exc_info()[1]
         # torch runs these hooks also when the call raised, from the handler in the frame that calls us
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):

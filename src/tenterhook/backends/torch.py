@@ -38,7 +38,8 @@ from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_aliases import hand_back
 from tenterhook.backends._torch_attachments import Attachment, put_in_layer, remove_late
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
-from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
+from tenterhook.backends._torch_compiled import is_under_compiled, look_for_compiled, runs
+from tenterhook.backends._torch_fast_paths import closed_fast_paths
 from tenterhook.backends._torch_hooks import AfterHook, BeforeHook, LoadHook
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_native import attach_around, give_way, native_parts
@@ -66,6 +67,8 @@ class _AnyCall:
         self._fn = fn
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if runs:
+            look_for_compiled(module)
         # of a wrapper the module inside bears the name, and is called next
         if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
