@@ -140,6 +140,18 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
+    def attach_all(self, modules: Iterable[Watched]) -> None:
+        """Put hooks around the calls of modules."""
+        for watched in modules:
+            if watched.attachment is None:
+                self.attach(watched)
+
+    def release_all(self, modules: Iterable[Watched]) -> None:
+        """Take the hooks of modules off, which will come back soon."""
+        for watched in modules:
+            if watched.attachment is not None:
+                self.release(watched, rest=True)
+
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
             self.guarded(self._failed, watched, *arguments)
