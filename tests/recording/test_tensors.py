@@ -86,7 +86,7 @@ def test_objects_are_refused_as_nothing_is_pickled(tmp_path: Path) -> None:
     sink = DiskSink(tmp_path / "a.thk", manifest)
     sink.write_tensor("t", np.array([object()]))
     sink.close(manifest, modules_table())
-    assert manifest.partial == "writing stopped: ValueError: 'object' is not a dtype of plain numbers"
+    assert manifest.partial == "writing stopped: ValueError: no dtype of plain numbers is called 'object'"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
