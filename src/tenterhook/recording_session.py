@@ -112,7 +112,7 @@ class RecordingSession:
 
     def _go_on(self, resumed: Resumed) -> None:
         self.capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
-        self.schedule.earlier = sum(self._sampling.wants(step) for step in range(resumed.step))
+        self.schedule.earlier = resumed.steps
         for one in self._watched:
             one.call_count = resumed.calls[one.model, one.path, "forward"]
             one.gradient_count = resumed.calls[one.model, one.path, "backward"]

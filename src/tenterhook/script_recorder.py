@@ -27,7 +27,7 @@ from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.writer import DiskSink
+from tenterhook.recording.writer import DiskSink, Pace
 from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
@@ -145,7 +145,7 @@ class ScriptRecorder:
         )
         self._log = EventLog(log) if log is not None else None
         self._sink = DiskSink(
-            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
+            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, pace=Pace(flush_interval=INTERVAL)
         )
         self._capture: Capture | None = None
         self._schedule: HookSchedule | None = None

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import atheris
+import atheris  # pyright: ignore[reportMissingModuleSource] - installed by who fuzzes
 
 with atheris.instrument_imports(include=["tenterhook"]):
     from tenterhook.errors import NotRecordedError, RecordingError
