@@ -6,6 +6,7 @@ follows their calls through a tracker, measures what flows, and hands blocks of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -164,9 +165,15 @@ class Capture:
 
         ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
         """
+        fault: Exception | None = None
         for watched in self.watched:
             if watched is not but:
-                self.release(watched, rest=rest)
+                try:
+                    self.release(watched, rest=rest)
+                except Exception as one:  # those of the other modules are taken off all the same
+                    fault = fault or one
+        if fault is not None:
+            raise fault
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
@@ -186,7 +193,10 @@ class Capture:
         if self.failure is None:
             self.failure = reason
             self.closed = True
-            self.detach()
+            try:
+                self.detach()
+            except Exception as error:  # whoever stops has met a fault already; what stays on does nothing any more
+                self.failure = f"{reason}; hooks could not be taken off: {type(error).__name__}: {error}"
 
     def _give_up(self, error: Exception) -> None:
         told = self.failure is not None
@@ -381,9 +391,12 @@ class Capture:
     def close(self) -> None:
         """Take everything off and hand over what is left."""
         self.closed = True
-        self.detach()
-        self._gradients.close()
-        self.tracker.release()
+        with contextlib.ExitStack() as parts:  # what is left is handed over, whatever becomes of the rest
+            parts.callback(self._hand_over)
+            for part in (self.tracker.release, self._gradients.close, self.detach):  # the last one first
+                parts.callback(part)
+
+    def _hand_over(self) -> None:
         try:
             self.rows.flush()
         except Exception as error:  # a fault of ours, which must not end somebody's training
