@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tenterhook.backends._torch_measuring import real_dtype, write_part
 from tenterhook.stats import GROUP_SKETCH, RowBuffer
-from tenterhook.stats.parcels import COUNTS_BYTES, SUMS, Parcel, ParcelRows
+from tenterhook.stats.parcels import COUNTS_BYTES, SUMS, Parcel, ParcelRows, pieces
 from tenterhook.stats.parts import PART_COUNTS, PART_SIZE
 
 __all__ = ["DeviceRows", "defer", "unseen"]
@@ -142,23 +142,7 @@ class DeviceRows(ParcelRows[_Parcel]):
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Cut a tensor into contiguous pieces of ``PART_SIZE`` elements in logical order.
-
-    One that is not contiguous is copied piece by piece, unless an index of its first dimension holds more than a piece: then it
-    is copied as a whole.
-    """
-    numel = tensor.numel()
-    rows = 0 if tensor.dim() == 0 else tensor.shape[0]
-    if tensor.is_contiguous() or rows < 2 or numel // rows > PART_SIZE:
-        flat = _flat(tensor)
-        for start in range(0, numel, PART_SIZE):
-            yield flat[start : start + PART_SIZE]
-        return
-    width = numel // rows
-    for start in range(0, numel, PART_SIZE):
-        end = min(start + PART_SIZE, numel)
-        first, last = start // width, -(-end // width)
-        yield _flat(tensor[first:last])[start - first * width : end - first * width]
+    return pieces(tensor, tuple(tensor.shape), PART_SIZE, contiguous=tensor.is_contiguous(), flat=_flat)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ derives from :class:`ParcelRows`; what lies where, and how rows are made of it, 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from tenterhook.stats.layout import SKETCH_SIZE
 from tenterhook.stats.parts import PART_COUNTS, PART_SUMS, Part, parts_row
 from tenterhook.stats.rows import RowBuffer
 
-__all__ = ["COUNTS_BYTES", "SUMS", "Parcel", "ParcelRows", "aligned", "record_bytes"]
+__all__ = ["COUNTS_BYTES", "SUMS", "Parcel", "ParcelRows", "aligned", "pieces", "record_bytes"]
 
 _ALIGNED = 64
 _SENT = 4  # parcels on their way at once; with the one being filled they bound the memory of a device
@@ -163,6 +164,35 @@ class ParcelRows(abc.ABC, Generic[_P]):
             self._lost.update(dict.fromkeys(parcel.rows(), why))
             return
         parcel.fill(self._rows, memory, self._real)
+
+
+def pieces(
+    tensor: Any, shape: tuple[int, ...], size: int, *, contiguous: bool, flat: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """Cut a tensor into contiguous pieces of ``size`` elements in logical order.
+
+    One that is not contiguous is copied piece by piece, unless an index of its first dimension holds more than a piece: then it
+    is copied as a whole.
+
+    Args:
+        tensor: anything with slices, its elements strided.
+        shape: its shape.
+        size: elements of a piece; the last one may be shorter.
+        contiguous: whether it is.
+        flat: makes a contiguous tensor of one dimension of what it is given.
+    """
+    numel = math.prod(shape)
+    rows = shape[0] if shape else 0
+    if contiguous or rows < 2 or numel // rows > size:
+        whole = flat(tensor)
+        for start in range(0, numel, size):
+            yield whole[start : start + size] if numel > size else whole
+        return
+    width = numel // rows
+    for start in range(0, numel, size):
+        end = min(start + size, numel)
+        first, last = start // width, -(-end // width)
+        yield flat(tensor[first:last])[start - first * width : end - first * width]
 
 
 def _in_turn(numbers: list[int], width: int) -> Iterator[tuple[int, ...]]:
