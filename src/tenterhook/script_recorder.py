@@ -58,6 +58,7 @@ class RecordSummary:
         steps: number of steps that the script made.
         steps_recorded: number of those that were looked at.
         fullest: the step that holds the most calls of one model; None where nothing was called.
+        optimizer_steps: how many steps each of several optimizers has ended that step in turn; empty for one.
         cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
@@ -76,6 +77,7 @@ class RecordSummary:
     steps: int = 0
     steps_recorded: int = 0
     fullest: FullStep | None = None
+    optimizer_steps: list[int] = field(default_factory=list)
     cost_fraction: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
@@ -295,6 +297,7 @@ class ScriptRecorder:
         summary.modules_fired = sum(1 for row in selected if row["calls"])
         summary.missing = self._models.missing(rows)
         summary.steps = manifest.steps
+        summary.optimizer_steps = manifest.optimizer_steps
         summary.wall_seconds = wall
         summary.error = manifest.error
         summary.partial = self._sink.failure or manifest.partial

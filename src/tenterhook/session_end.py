@@ -58,5 +58,6 @@ def finish_manifest(
     manifest.told = list(told)
     manifest.steps = capture.tracker.steps_seen
     manifest.steps_recorded = recorded
+    manifest.optimizer_steps = capture.tracker.turns.counts
     manifest.partial = manifest.partial or capture.failure
     manifest.cost = Cost(hook_seconds=capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - began_ns) / 1e9)

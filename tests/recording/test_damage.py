@@ -11,7 +11,6 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenterhook.errors import NotRecordedError, RecordingError
-from tenterhook.recording import DiskSink, Manifest, open_recording, parts, query
+from tenterhook.recording import DiskSink, Manifest, open_recording, query
 from tenterhook.recording.dump import dump
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tenterhook.recording.tensors import INDEX
@@ -397,9 +396,8 @@ def test_a_part_with_a_word_that_is_in_no_dictionary_is_refused(closed: Path, mo
         rows = read(self, **options).slice(0, 2)
         return rows.set_column(rows.schema.get_field_index("path"), rows.schema.field("path"), bad)
 
-    monkeypatch.setattr(
-        parts, "ds", SimpleNamespace(dataset=lambda *a, **k: Damaged(ds.dataset(*a, **k), damaged), field=ds.field)
-    )
+    whole = ds.dataset
+    monkeypatch.setattr(ds, "dataset", lambda *args, **options: Damaged(whole(*args, **options), damaged))
     with pytest.raises(RecordingError, match=r"calls-00000\.parquet is damaged .*out of bounds: 228"):
         open_recording(closed).table("calls")
 

@@ -30,6 +30,7 @@ def run(
     rank: int | None,
     limit: int,
     ranks: Sequence[int] | None = None,
+    wide: bool = False,
     as_json: bool,
 ) -> int:
     """Show a recording.
@@ -48,7 +49,7 @@ def run(
     if as_json:
         print_json(_data(page, str(path), limit), status=_status(page))
     else:
-        print_page(stdout_console(), page, form=form or ("table" if sites else "tree"), limit=limit)
+        print_page(stdout_console(), page, form=form or ("table" if sites else "tree"), limit=limit, wide=wide)
     return 0 if page.overview.values or sum(page.overview.calls.values()) else _EMPTY
 
 

@@ -23,12 +23,15 @@ __all__ = [
     "covered",
     "crowded",
     "facts",
+    "in_turn",
     "of_steps",
     "print_header",
     "print_note",
     "print_summary",
     "print_trouble",
+    "some",
     "why_empty",
+    "wrap",
 ]
 
 _SHOWN = 6
@@ -58,7 +61,7 @@ def print_header(
     parts.append(" ".join(select) if select else "all modules")
     parts.append(_sampled(every, steps))
     parts.append(f"stats {stats or 'none'}")
-    for line in _wrap(" | ".join(parts), console.width):
+    for line in wrap(" | ".join(parts), console.width):
         console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
 
@@ -118,6 +121,8 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     full = summary.fullest
     if not empty and full is not None and full.calls >= MANY:
         rows.append(("steps", crowded(full.calls, full.step, full.model)))
+    if summary.optimizer_steps:
+        rows.append(("steps", in_turn(summary.optimizer_steps)))
     rows.append(
         (
             "cost",
@@ -138,6 +143,14 @@ def crowded(calls: int, step: int, model: str) -> str:
     return (
         f"step {step} holds {calls:,} forwards of {model}: a step ends when an optimizer steps, and what runs between "
         "two steps, an evaluation for one, belongs to the one before"
+    )
+
+
+def in_turn(steps: Sequence[int]) -> str:
+    """Say that optimizers step in turn, each step of one counting as a step, and what to do."""
+    return (
+        f"{len(steps)} optimizers step in turn ({', '.join(f'{one:,}' for one in steps)} times), and each of these ends a step: "
+        "rec.step() of th.record, once an iteration, says otherwise"
     )
 
 
@@ -171,7 +184,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
         reasons: dict[str, list[str]] = {}
         for name, reason in missing:
             reasons.setdefault(reason, []).append(name)
-        parts = [f"{_some(names)} ({reason})" for reason, names in reasons.items()]
+        parts = [f"{some(names)} ({reason})" for reason, names in reasons.items()]
         text += f"; not seen, or not whole: {', '.join(parts)}"
     return text
 
@@ -179,7 +192,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
 def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a verdict with its state at the right end, and labelled lines below it; words, such as paths, are never broken."""
     width = max(console.width, 40)
-    lines = _wrap(verdict, width - _LABEL - len(state) - 2)
+    lines = wrap(verdict, width - _LABEL - len(state) - 2)
     for number, line in enumerate(lines):
         text = Text("VERDICT".ljust(_LABEL) if number == 0 else " " * _LABEL, style=style)
         text.append(line, style="bold not dim default")
@@ -187,17 +200,19 @@ def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence
             text.append(" " * max(2, width - text.cell_len - len(state)) + state)
         console.print(text, soft_wrap=True)
     for label, content in rows:
-        for number, line in enumerate(_wrap(content, width - _LABEL)):
+        for number, line in enumerate(wrap(content, width - _LABEL)):
             text = Text(f" {label}".ljust(_LABEL) if number == 0 else " " * _LABEL, style="cyan")
             text.append(line, style="default")
             console.print(text, soft_wrap=True)
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
+    """Break a text into lines between words; words, such as paths, are never broken."""
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Write the first few of many names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
