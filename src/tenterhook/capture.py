@@ -102,8 +102,8 @@ class Capture:
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
     def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        on_step_end(step)  # measures what parameters have become
         self.rows.send()
-        on_step_end(step)
 
     @property
     def active(self) -> bool:
