@@ -23,7 +23,15 @@ from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
 
-__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts", "seeing_registration", "set_around_aside"]
+__all__ = [
+    "NativeAttachment",
+    "attach_around",
+    "give_way",
+    "hooks_around",
+    "native_parts",
+    "seeing_registration",
+    "set_around_aside",
+]
 
 _ATTRIBUTE = "_compiled_call_impl"
 _call: Any = nn.Module.__call__
