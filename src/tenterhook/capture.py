@@ -50,6 +50,7 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
+        self.raised: str | None = None  # the class of the last exception that ended a call
         self._closed = False
         self._hook_ns = 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
@@ -101,8 +102,8 @@ class Capture:
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
     def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        on_step_end(step)  # measures what parameters have become
         self.rows.send()
-        on_step_end(step)
 
     @property
     def active(self) -> bool:
@@ -139,6 +140,18 @@ class Capture:
             watched.attachment = self.backend.attach_native(module, *handlers, native=(self._engine, watched))
         else:
             watched.attachment = self.backend.attach(module, *handlers)
+
+    def attach_all(self, modules: Iterable[Watched]) -> None:
+        """Put hooks around the calls of modules."""
+        for watched in modules:
+            if watched.attachment is None:
+                self.attach(watched)
+
+    def release_all(self, modules: Iterable[Watched]) -> None:
+        """Take the hooks of modules off, which will come back soon."""
+        for watched in modules:
+            if watched.attachment is not None:
+                self.release(watched, rest=True)
 
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
@@ -341,6 +354,8 @@ class Capture:
             if self.options.note_errors and (why := explanation(error)) is not None:
                 note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+        if not stopped:
+            self.raised = type(error).__name__
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:

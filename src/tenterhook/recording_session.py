@@ -59,6 +59,7 @@ class RecordingSession:
         self._described = model_manifest(model, self._name, self._watched)
         self._weights = WeightUse(backend, model)
         # asked before the session switches it off
+        self._blind = backend.blind_spots(model)
         self._fused = backend.fused(model) if request.fused != "keep" else ()
         sink: MemorySink | DiskSink | None = None
         with contextlib.ExitStack() as stack:
@@ -181,7 +182,10 @@ class RecordingSession:
             raise ending.fault
 
     def _modules(self) -> pa.Table:
-        return table_of(modules_rows(self._backend, self.model, self._watched, self.capture, self._weights))
+        return table_of(self._module_rows())
+
+    def _module_rows(self) -> list[dict[str, Any]]:
+        return modules_rows(self._backend, self.model, self._watched, self.capture, self._weights, blind=self._blind)
 
     def _finish_manifest(self) -> None:
         if self.model is not None:

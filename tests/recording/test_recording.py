@@ -215,6 +215,27 @@ def test_nested_values_are_gone_into_as_they_were(build: Build) -> None:
     assert output["[0]"].address == "conv1:output[0]#0@0" and given["x"].address == "conv1:input.x#0@0"
 
 
+def test_what_holds_one_tensor_gives_it(build: Build) -> None:
+    given = build(nested_call)["conv1"].input
+    assert given["mask"].only() == given["mask[0]"]
+    with pytest.raises(AmbiguousError, match=r"holds 2 tensors; choose one: 'x', 'mask\[0\]'"):
+        given.only()
+    with pytest.raises(
+        AttributeError, match=r"no slot 'shape'; its slots are 'mask\[0\]'; \.only\(\) gives its one tensor"
+    ):
+        given["mask"].shape  # noqa: B018
+
+
+def test_a_module_prints_all_that_was_seen_of_its_calls(build: Build) -> None:
+    def write(sink: Writer) -> None:
+        sink.write_calls(calls_batch(call(0), call(3, phase="backward", forward=0)))
+        sink.write_values(values_batch(value(1, 0), value(4, 3, kind="grad_output", phase="backward")))
+
+    lines = repr(build(write)["conv1"]).splitlines()
+    assert lines[0].endswith(": 1 call")
+    assert [line.split()[0] for line in lines[1:]] == ["conv1:output#0@0", "conv1:grad_output#0@0"]
+
+
 def test_a_stored_tensor_is_given_itself(build: Build) -> None:
     tensor = np.arange(6, dtype=np.float32).reshape(2, 3).astype(ml_dtypes.bfloat16)
 

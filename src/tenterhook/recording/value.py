@@ -11,7 +11,7 @@ import numpy as np
 
 from tenterhook._slots import split_slot
 from tenterhook.address import Address, Kind, split_op
-from tenterhook.errors import NotRecordedError
+from tenterhook.errors import AmbiguousError, NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
@@ -219,7 +219,8 @@ class Nested(Mapping[str, Any]):
     """The tensors of a nested value, by slot.
 
     `nested['["logits"]']` takes the slot as it is written; `nested["logits"]`, `nested[0]` and `nested.hidden_states`
-    go down one level. Where a tensor was stored, that is what is given; where not, its `Value`.
+    go down one level. Where a tensor was stored, that is what is given; where not, its `Value`. Of what holds a single tensor, as
+    the input of most modules does, `nested.only()` gives that.
     """
 
     def __init__(self, leaves: Sequence[tuple[tuple[str | int, ...], Value]], what: str) -> None:
@@ -234,7 +235,8 @@ class Nested(Mapping[str, Any]):
         below = [(tokens[1:], value) for tokens, value in self._leaves if tokens and tokens[0] == key]
         if not below:
             slots = ", ".join(repr(slot) for slot in self) or "none"
-            raise NotRecordedError(f"{self._what} has no slot {key!r}; its slots are {slots}")
+            single = "; .only() gives its one tensor" if len(self) == 1 else ""
+            raise NotRecordedError(f"{self._what} has no slot {key!r}; its slots are {slots}{single}")
         return (
             _given(below[0][1]) if len(below) == 1 and not below[0][0] else Nested(below, f"{self._what}{_step(key)}")
         )
@@ -247,6 +249,16 @@ class Nested(Mapping[str, Any]):
         except NotRecordedError as error:
             raise AttributeError(str(error)) from None
 
+    def only(self) -> Any:
+        """Give the only tensor in it: `recording["fc"].input.only()`.
+
+        Raises:
+            AmbiguousError: it holds several.
+        """
+        if len(self) > 1:
+            raise AmbiguousError(f"{self._what} holds {len(self)} tensors; choose one: {', '.join(map(repr, self))}")
+        return _given(self._leaves[0][1])
+
     def __iter__(self) -> Iterator[str]:
         return (value.slot for _, value in self._leaves)
 
@@ -255,7 +267,7 @@ class Nested(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         lines = "".join(f"\n  {value!r}" for _, value in self._leaves)
-        return f"{self._what}: {len(self)} tensors{lines}"
+        return f"{self._what}: {len(self)} tensor{'' if len(self) == 1 else 's'}{lines}"
 
 
 def _step(key: str | int) -> str:

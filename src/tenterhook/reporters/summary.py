@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,7 @@ __all__ = [
     "facts",
     "in_turn",
     "of_steps",
+    "print_failure",
     "print_header",
     "print_note",
     "print_summary",
@@ -84,7 +86,7 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
+def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1) -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
@@ -92,6 +94,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         summary: how it went.
         to: the recording's directory as it was named.
         who: which of several processes this is of.
+        world: how many there are.
     """
     console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
@@ -115,7 +118,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     if summary.partial:
         rows.append(("why", summary.partial))
     if summary.error:
-        rows.append(("ended", f"by {summary.error}"))
+        rows.append(("ended", _ended(summary.error, world)))
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
@@ -133,8 +136,34 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
             f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
         )
     )
+    if world > 1:
+        rows.append(
+            ("ranks", f"{world} write into this recording, and this is what one of them saw: --rank N shows another")
+        )
     rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
+
+
+_FROM_OUTSIDE = ("Terminated", "KeyboardInterrupt")
+_BANNER = 'torchrun writes "tenterhook FAILED" of that, since it starts the script by way of tenterhook'
+
+
+def _ended(error: str, world: int) -> str:
+    """Say what ended a script, and that it was not recording that did."""
+    if error.partition(":")[0] not in _FROM_OUTSIDE:
+        banner = f"; {_BANNER}" if os.environ.get("TORCHELASTIC_RUN_ID") else ""
+        return f"by {error}, the script's own{banner}"
+    launcher = "; a launcher sends that when another rank has failed" if world > 1 and "SIGTERM" in error else ""
+    return f"by {error}{launcher}"
+
+
+def print_failure(console: Console, summary: RecordSummary, to: Path, *, who: str, rank: int, name: str) -> None:
+    """Print one line where the script of a rank that has no summary has failed by itself, and how to see what it did until then."""
+    if summary.error and summary.error.partition(":")[0] not in _FROM_OUTSIDE:
+        what = f"tenterhook, {who}: {name} ended by {summary.error}, its own; until then: tenterhook show {to} --rank {rank}"
+        console.print(Text(what), soft_wrap=True)
+        if os.environ.get("TORCHELASTIC_RUN_ID"):
+            console.print(Text(f"  {_BANNER}"), soft_wrap=True)
 
 
 def of_steps(recorded: int, made: int) -> str:
