@@ -85,6 +85,10 @@ def _torch_state(torch: Any) -> dict[str, object]:
         "torch inference mode": torch.is_inference_mode_enabled(),
         "torch anomaly mode": torch.is_anomaly_enabled(),
         "torch default dtype": torch.get_default_dtype(),
+        "CheckpointFunction.forward": vars(importlib.import_module("torch.utils.checkpoint").CheckpointFunction)[
+            "forward"
+        ],
+        "torch.jit._recursive.create_script_module": torch.jit._recursive.create_script_module,
         "torch deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
     }
     for module in (torch.nn.modules.module, sys.modules["torch.optim.optimizer"]):
@@ -142,7 +146,11 @@ def _watching(init: Callable[..., None], key: str, placed: list[_Placed]) -> Cal
         owner = frame.f_locals.get("self")
         method, hook = frame.f_code.co_name, frame.f_locals.get("hook", frame.f_locals.get("hook_fn"))
         caller = frame.f_back
-        while caller is not None and _framework(caller.f_globals.get("__name__", "")):
+        while caller is not None and (
+            _framework(caller.f_globals.get("__name__", ""))
+            or caller.f_code.co_name
+            == "registering"  # ours, that only looks on while others register (backends/_torch_native.py)
+        ):
             caller = caller.f_back
         by_us = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] == _OURS
         if hooks is None or owner is None or not (by_us or _is_ours(hook)) or _dies_with_its_graph(owner):

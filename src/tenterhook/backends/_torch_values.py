@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -118,10 +118,6 @@ class TensorValues:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
             return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", copy=True)
 
-    def keep_all(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        with self.untracked(), _outside_transforms():
-            return [one.clone() if _is_dense(one) else self.keep(one) for one in tensors]
-
     def reference(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if type(tensor) not in PLAIN or tensor.is_inference() or _functorch.is_functorch_wrapped_tensor(tensor):
             return None
@@ -142,10 +138,18 @@ class TensorValues:
                 .view(getattr(ml_dtypes, name))
             )
 
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        if shards.is_dtensor(tensor):
+            tensor = shards.local_part(tensor)
+        plain = tensor.detach()
+        # to pinned memory of the host: that waits for nothing, and the device keeps its memory for the step
+        return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", non_blocking=True)
+
     def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         if shards.is_dtensor(kept):
-            return shards.shard_like(kept, self.keep(kept) - other)
-        return kept.detach().to(other.device) - other
+            local = shards.local_part(kept).detach()
+            return shards.shard_like(kept, local - other.to(local.device, non_blocking=True))
+        return kept.detach() - other.to(kept.device, non_blocking=True)
 
     def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         with torch.no_grad():
@@ -160,10 +164,6 @@ class TensorValues:
         # within torch.func.grad or vmap even detach() would give one of their wrappers again, without storage
         with torch._C._DisableFuncTorch(), torch.no_grad():
             yield
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return type(tensor) in PLAIN and tensor.is_cpu and not _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -105,7 +105,7 @@ class NativeBackend:
 
 
 class ParameterBackend:
-    """A backend that deals with many parameters at once, at less than the cost of each by itself; to derive from, as above."""
+    """A backend that can tell cheaply whether a model's parameters are still the same; to derive from, as above."""
 
     def same_parameters(self, model: Any, before: object) -> object:
         """Look whether a model still has the modules and parameters that it had.
@@ -117,10 +117,6 @@ class ParameterBackend:
         Returns:
             ``before`` itself where nothing has been replaced, added, renamed or taken away; something else otherwise.
         """
-        raise NotImplementedError
-
-    def keep_all(self, tensors: Sequence[Any]) -> list[Any]:
-        """Copy tensors, as ``keep`` does."""
         raise NotImplementedError
 
 

@@ -36,8 +36,8 @@ class _Words:
         self._none: np.ndarray | None = None  # by number: whether there is no word
         if None in words:
             at = words.index(None)
-            self._none = numbers == at
-            numbers = np.where(self._none, 0, numbers - (numbers > at)).astype(np.int32)  # what is masked may hold any
+            self._none = none = numbers == at
+            numbers = np.where(none, 0, numbers - (numbers > at)).astype(np.int32)  # what is masked may hold any
             words.pop(at)
         self._numbers = numbers
         self._words = pa.array(words, pa.string())
