@@ -18,7 +18,7 @@ from tenterhook.tracker import Tracker
 
 __all__ = ["CaptureOptions", "EventListener", "RowCapture"]
 
-_BLOCK_ROWS = 2048
+_BLOCK_ROWS = 4096
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
