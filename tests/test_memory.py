@@ -23,7 +23,9 @@ ALL = ["input", "output", "grad_input", "grad_output", "param_grad", "update"]
 
 def _ours() -> Counter[str]:
     """Count the live objects of our own classes; with the collector off nothing hides a cycle."""
-    return Counter(type(one).__name__ for one in gc.get_objects() if type(one).__module__.startswith("tenterhook."))
+    return Counter(
+        type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("tenterhook.")
+    )
 
 
 @contextlib.contextmanager
