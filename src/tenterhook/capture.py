@@ -6,6 +6,7 @@ follows their calls through a tracker, measures what flows, and hands blocks of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -106,8 +107,8 @@ class Capture:
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
     def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        on_step_end(step)  # measures what parameters have become
         self.rows.send()
-        on_step_end(step)
 
     @property
     def active(self) -> bool:
@@ -145,6 +146,18 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
+    def attach_all(self, modules: Iterable[Watched]) -> None:
+        """Put hooks around the calls of modules."""
+        for watched in modules:
+            if watched.attachment is None:
+                self.attach(watched)
+
+    def release_all(self, modules: Iterable[Watched]) -> None:
+        """Take the hooks of modules off, which will come back soon."""
+        for watched in modules:
+            if watched.attachment is not None:
+                self.release(watched, rest=True)
+
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
             self.guarded(self._failed, watched, *arguments)
@@ -157,9 +170,15 @@ class Capture:
 
         ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
         """
+        fault: Exception | None = None
         for watched in self.watched:
             if watched is not but:
-                self.release(watched, rest=rest)
+                try:
+                    self.release(watched, rest=rest)
+                except Exception as one:  # those of the other modules are taken off all the same
+                    fault = fault or one
+        if fault is not None:
+            raise fault
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
@@ -179,7 +198,10 @@ class Capture:
         if self.failure is None:
             self.failure = reason
             self.closed = True
-            self.detach()
+            try:
+                self.detach()
+            except Exception as error:  # whoever stops has met a fault already; what stays on does nothing any more
+                self.failure = f"{reason}; hooks could not be taken off: {type(error).__name__}: {error}"
 
     def _give_up(self, error: Exception) -> None:
         told = self.failure is not None
@@ -374,9 +396,12 @@ class Capture:
     def close(self) -> None:
         """Take everything off and hand over what is left."""
         self.closed = True
-        self.detach()
-        self._gradients.close()
-        self.tracker.release()
+        with contextlib.ExitStack() as parts:  # what is left is handed over, whatever becomes of the rest
+            parts.callback(self._hand_over)
+            for part in (self.tracker.release, self._gradients.close, self.detach):  # the last one first
+                parts.callback(part)
+
+    def _hand_over(self) -> None:
         try:
             self.rows.flush()
         except Exception as error:  # a fault of ours, which must not end somebody's training

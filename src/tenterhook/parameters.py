@@ -185,7 +185,7 @@ class ParameterWatch:
             if self._wants_update:
                 # A copy of what is spread over ranks is the part that is here: the whole's shape is kept beside it.
                 self._before = [
-                    (one, backend.keep(parameter), backend.summary(parameter)[0]) for one, parameter in shaped
+                    (one, backend.snapshot(parameter), backend.summary(parameter)[0]) for one, parameter in shaped
                 ]
 
     def resume(self) -> None:
@@ -222,26 +222,7 @@ class ParameterWatch:
         if not (capture.active and watched.due):
             return
         watched.ungraded.pop(name, None)
-        # Each checkpointed region with reentry is differentiated by itself: what it adds to a shared parameter is a part only.
-        running = capture.tracker.passes.current() if capture.tracker.reenters else None
-        if running is None:
-            capture.rows.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
-            return
-        key = (self, watched, name)
-        with capture.backend.untracked():
-            known = running.sums.get(key)
-            running.sums[key] = gradient if known is None else known + gradient
-        if known is None:
-            running.at_end.append(
-                lambda: capture.guarded(
-                    capture.rows.parameter_value,
-                    watched,
-                    "param_grad",
-                    name,
-                    running.sums.pop(key),
-                    capture.tracker.step,
-                )
-            )
+        capture.rows.parameter_value(watched, "param_grad", name, gradient, capture.tracker.step)
 
     def step_ended(self, step: int) -> None:
         """A step has ended; what changed since it began is its update."""

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from tenterhook.backends import Backend
-from tenterhook.backward_passes import OutermostPasses
 from tenterhook.calls import LiveCall, Rerun, Watched
 from tenterhook.native import NATIVE
 from tenterhook.optimizer_turns import OptimizerTurns
@@ -69,8 +68,6 @@ class Tracker:
         self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
         self._reruns: dict[int, list[Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
-        self.passes = OutermostPasses(backend)
-        self.reenters = False  # some checkpointed region has been seen that is differentiated in a pass of its own
         self._sequence: Iterator[int] = itertools.count()
         self._engine: Any = None
         self._put_back: Callable[[], None] = _nothing
@@ -150,7 +147,7 @@ class Tracker:
         self._sequence = self._engine = engine
         engine.origin_ns = self._origin_ns
         engine.follows, engine.pause_ns = self.follows_calls, _PAUSE_NS
-        engine.busy += (self._reruns, self.passes.running, self.stale)
+        engine.busy += (self._reruns, self.stale)
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def begin(self, watched: Watched) -> LiveCall:
@@ -179,9 +176,7 @@ class Tracker:
             self._engine.begun_ns = self._begun_ns
         call = LiveCall(watched, parent, next(self._sequence), step, thread, self._begun_ns - self._origin_ns)
         self._find_regions(call, outer)
-        self.reenters = self.reenters or bool(call.regions and not call.tracks)
         if repeats is False:
-            self.passes.forward_begins(threading.get_ident())
             with self._lock:
                 watched.begin_call(call)
         else:
@@ -242,8 +237,6 @@ class Tracker:
         stack, reruns = self._stacks.setdefault(thread, []), self._reruns.setdefault(thread, [])
         height = len(stack)
         reruns.append(Rerun(first.calls))
-        if self.reenters:
-            self.passes.current()
         try:
             yield
         finally:

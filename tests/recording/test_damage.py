@@ -283,6 +283,10 @@ def shard_with(path: Path, header: bytes, declared: int | None = None) -> None:
         {"t0": {"dtype": "O", "shape": [8], "data_offsets": [0, 64]}},
         {"t0": {"dtype": "U8", "shape": [8, 8], "data_offsets": [0, 64]}, "__metadata__": {"t0": "object"}},
         {"t0": {"dtype": "U8", "shape": [], "data_offsets": [0, 64]}, "__metadata__": {"t0": "M8[ns]"}},
+        {
+            "t0": {"dtype": "U8", "shape": [], "data_offsets": [0, 64]},
+            "__metadata__": {"t0": "08,f4"},
+        },  # met by atheris
         {"t0": {"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}},
         {"t0": "text"},
         [1, 2],

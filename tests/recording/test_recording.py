@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError
 from tenterhook.recording import DiskSink, Manifest, MemorySink, Nested, Recording, Value, open_recording
@@ -97,6 +99,51 @@ def test_statistics_stand_for_a_tensor_that_was_not_stored(build: Build) -> None
         output.tensor  # noqa: B018
     with pytest.raises(AttributeError):
         output.median  # noqa: B018
+
+
+def one_call(sink: Writer) -> None:
+    sink.write_calls(calls_batch(call(1)))
+    sink.write_values(values_batch(value(2, 1)))
+
+
+def one_stored(sink: Writer) -> None:
+    sink.write_calls(calls_batch(call(1)))
+    sink.write_tensor("t", np.arange(3.0))
+    sink.write_values(values_batch(value(2, 1, tensor="t")))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda output: output + 1,
+        lambda output: 2 * output,
+        lambda output: np.ones(3) - output,
+        lambda output: torch.ones(3) * output,
+        lambda output: output @ torch.ones(3, 3),
+        lambda output: -output,
+        lambda output: output > 0,
+        lambda output: output[0],
+        list,
+        float,
+        np.asarray,
+        np.abs,
+    ],
+)
+def test_calculating_with_what_was_not_stored_says_what_to_do(build: Build, use: Callable[[Any], object]) -> None:
+    output = build(one_call)["conv1"].output
+    with pytest.raises(NotRecordedError, match=r"conv1:output#0@0 was recorded without its tensor.*tensors=True"):
+        use(output)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'softmax'; conv1:output#0@0 was recorded without its tensor"
+    ):
+        output.softmax(0)
+
+
+def test_numpy_takes_a_value_whose_tensor_was_stored(build: Build) -> None:
+    [found] = build(one_stored)["conv1"].calls[0].values
+    assert np.asarray(found).tolist() == [0, 1, 2] and np.asarray(found, np.float32).dtype == np.float32
+    with pytest.raises(NotRecordedError, match=r"the tensor itself is \.tensor"):
+        found + 1
 
 
 def test_what_is_wrong_with_a_value_is_in_its_line() -> None:

@@ -8,13 +8,16 @@ keeps that function elsewhere.
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from tenterhook.backends._reruns import Reruns
 
@@ -23,8 +26,9 @@ __all__ = [
     "callers",
     "is_early_stop",
     "is_recomputing",
-    "reentry_is_possible",
+    "pass_reenters",
     "regions",
+    "seeing_reentry",
     "top_saved_tensor_hooks",
     "was_changed_by",
 ]
@@ -45,12 +49,50 @@ class Region(Reruns):
             return self._run(*args, **kwargs)
 
 
-_with_reentry: weakref.WeakSet[Region] = weakref.WeakSet()
+_nodes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the graphs that live: the regions with reentry that we know of
+_lock = threading.Lock()
+_asked: tuple[int, bool] = (-1, False)  # a backward pass, and whether it reenters
+_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
-def reentry_is_possible() -> bool:
-    """Whether the graph of some region lives that is differentiated in a pass of its own, as far as :func:`regions` was asked."""
-    return bool(_with_reentry)
+def pass_reenters() -> bool:
+    """Whether the backward pass that runs now comes to a region that is differentiated in a pass of its own.
+
+    Regions are known from the beginning of a session on, those of other checkpointing than torch's where a hook of ours is in them.
+    """
+    global _asked  # noqa: PLW0603 - the answer is the same for each of the many gradients of a pass
+    if not _nodes:
+        return False
+    current = torch._C._current_graph_task_id()
+    if _asked[0] != current:
+        with _lock:
+            nodes = list(_nodes)
+        _asked = (current, any(map(_will_execute, nodes)))
+    return _asked[1]
+
+
+def seeing_reentry() -> Callable[[], None]:
+    """Know of each region with reentry from now on, also of those in which no module is called; returns what ends that."""
+    forward: Any = CheckpointFunction.__dict__["forward"]
+    run = forward.__func__
+    on = True
+
+    @functools.wraps(run)
+    def begun(ctx: Any, *args: Any) -> Any:
+        if on:
+            with _lock:
+                _nodes.add(ctx)
+        return run(ctx, *args)
+
+    def end() -> None:
+        nonlocal on
+        on = False  # somebody may have put himself around ours, and go on calling it
+        if CheckpointFunction.__dict__["forward"] is ours:
+            CheckpointFunction.forward = forward
+
+    ours: Any = staticmethod(begun)
+    CheckpointFunction.forward = ours
+    return end
 
 
 def regions() -> Sequence[Region]:
@@ -83,7 +125,8 @@ def _collect(found: list[Region], owner: Any, attribute: str) -> None:
         run = Region(run)
         setattr(owner, attribute, run)
         if attribute == "run_function":
-            _with_reentry.add(run)
+            with _lock:
+                _nodes.add(owner)
     if run not in found:
         found.append(run)
 

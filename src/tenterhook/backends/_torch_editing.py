@@ -15,7 +15,7 @@ from torch import nn
 from tenterhook.backends._editing import Instead
 from tenterhook.backends._torch_shards import is_dtensor, replicated
 
-__all__ = ["Bypass", "clip_together", "constant", "gradients", "where"]
+__all__ = ["Bypass", "clip_together", "constant", "gradients", "set_bypasses_aside", "where"]
 
 _KEY = "_compiled_call_impl"
 
@@ -70,6 +70,27 @@ class _Calls:
             call = bypass.around(call)
         return call(*args, **kwargs)
 
+    def leave(self, module: nn.Module) -> None:
+        """Have the module as it was found."""
+        del module.__dict__[_KEY]
+        if self.had:
+            module.__dict__[_KEY] = self.before
+
+
+def set_bypasses_aside(module: nn.Module) -> Callable[[], None] | None:
+    """Have a module called as if nothing stood in place of its calls; returns what puts that back, less what is removed by then."""
+    calls: Any = module.__dict__.get(_KEY)
+    if not isinstance(calls, _Calls):
+        return None
+    calls.leave(module)
+
+    def back() -> None:
+        calls.bypasses = [one for one in calls.bypasses if one.is_on]
+        if calls.bypasses:
+            module.__dict__[_KEY] = calls
+
+    return back
+
 
 class Bypass:
     """One function in place of the calls of one module."""
@@ -78,7 +99,7 @@ class Bypass:
         self._module = weakref.ref(module)
         self._instead = instead
         self._borrowers = 0
-        self._on = False
+        self.is_on = False
         self.removed = 0
 
     @classmethod
@@ -94,7 +115,7 @@ class Bypass:
 
     @property
     def live(self) -> bool:
-        module = self._module() if self._on else None
+        module = self._module() if self.is_on else None
         return module is not None and self in getattr(module.__dict__.get(_KEY), "bypasses", ())
 
     def _put_on(self) -> None:
@@ -105,25 +126,23 @@ class Bypass:
         if not isinstance(calls, _Calls):
             calls = module.__dict__[_KEY] = _Calls(module)
         calls.bypasses.append(self)
-        self._on = True
+        self.is_on = True
 
     def remove(self) -> None:
-        module = self._module() if self._on else None
-        self._on = False
+        module = self._module() if self.is_on else None
+        self.is_on = False
         if module is None:
             return
         calls = module.__dict__.get(_KEY)
         if isinstance(calls, _Calls) and self in calls.bypasses:
             calls.bypasses.remove(self)
             if not calls.bypasses:
-                del module.__dict__[_KEY]
-                if calls.had:
-                    module.__dict__[_KEY] = calls.before
+                calls.leave(module)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Have it on for the length of a ``with``, also if it has been removed."""
-        borrowed = self._borrowers > 0 or not self._on
+        borrowed = self._borrowers > 0 or not self.is_on
         if borrowed:
             if not self._borrowers:
                 self._put_on()

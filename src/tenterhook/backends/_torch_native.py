@@ -23,7 +23,15 @@ from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
 
-__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts"]
+__all__ = [
+    "NativeAttachment",
+    "attach_around",
+    "give_way",
+    "hooks_around",
+    "native_parts",
+    "seeing_registration",
+    "set_around_aside",
+]
 
 _ATTRIBUTE = "_compiled_call_impl"
 _call: Any = nn.Module.__call__
@@ -108,6 +116,51 @@ def give_way(module: nn.Module) -> None:
     around: Any = module.__dict__.get(_ATTRIBUTE)
     if NATIVE is not None and type(around) is NATIVE.Around and around.give_way is not None:
         around.give_way()
+
+
+def seeing_registration() -> Callable[[], None]:
+    """Have what stands around a module's calls give way as soon as somebody puts a hook on it; returns what ends that.
+
+    Ours stand in the table then when the hook of somebody else comes, so that ``prepend`` means for it what it always means. To find
+    out at the next call would be too late: a single hook in a table does not tell whether it was prepended.
+    """
+    ends = [_giving_way(name) for name in ("register_forward_pre_hook", "register_forward_hook")]
+
+    def end() -> None:
+        for one in ends:
+            one()
+
+    return end
+
+
+def _giving_way(name: str) -> Callable[[], None]:
+    register: Any = getattr(nn.Module, name)
+
+    @functools.wraps(register)
+    def registering(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        give_way(self)
+        return register(self, *args, **kwargs)
+
+    def end() -> None:
+        if getattr(nn.Module, name) is registering:
+            setattr(nn.Module, name, register)
+
+    setattr(nn.Module, name, registering)
+    return end
+
+
+def set_around_aside(module: nn.Module) -> Callable[[], None] | None:
+    """Take what stands around the module's calls away; returns what puts it back, if it has not been removed meanwhile."""
+    around: Any = module.__dict__.get(_ATTRIBUTE)
+    if NATIVE is None or type(around) is not NATIVE.Around:
+        return None
+    del module.__dict__[_ATTRIBUTE]
+
+    def back() -> None:
+        if around.on:
+            module.__dict__.setdefault(_ATTRIBUTE, around)
+
+    return back
 
 
 def hooks_around(value: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tenterhook.backends._torch_checkpoint import callers, reentry_is_possible
+from tenterhook.backends._torch_checkpoint import callers, pass_reenters
 
 __all__ = ["Once", "Parts"]
 
@@ -56,7 +56,7 @@ def _region() -> tuple[FrameType | None, Any]:
 def _at_outermost_end(fn: Callable[[], None], frame: FrameType | None, mark: Any) -> bool:
     """Call ``fn`` when the outermost backward pass ends; False where that is the present one and nothing comes in parts."""
     if frame is None:
-        if not reentry_is_possible():
+        if not pass_reenters():
             return False
         _queue_callback(fn)
         return True

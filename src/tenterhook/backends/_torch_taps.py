@@ -275,6 +275,7 @@ class _ShardPort:
         self._sum: Any = None  # parameter.grad as it was left, and a copy of its values then
         self._values: Any = None
         self._versions = (-1, -1)
+        self._once = Once()
         self._handle = parameter.register_post_accumulate_grad_hook(self)
         # what looks at the sum is to see it with the new gradient in it
         hooks: Any = parameter._post_accumulate_grad_hooks
@@ -287,12 +288,14 @@ class _ShardPort:
         return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(parameter)
 
     def __call__(self, leaf: torch.Tensor) -> None:
-        if leaf.grad is not None:
-            with torch.no_grad():
-                self._arrived(leaf)
+        if leaf.grad is not None and not self._once.wait(partial(self._arrived, leaf)):
+            self._arrived(leaf)
 
+    @torch.no_grad()
     def _arrived(self, leaf: Any) -> None:
         total = leaf.grad
+        if total is None:
+            return
         # Accumulation changes the shard, and only it; what zeroes the gradient counts on the distributed tensor, too.
         whole, shard = self._versions
         now_whole, now_shard = _versions(total)

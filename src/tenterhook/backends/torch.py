@@ -36,9 +36,11 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_aliases import hand_back
-from tenterhook.backends._torch_attachments import Attachment, iterated, put_in_layer, remove_late
+from tenterhook.backends._torch_attachments import Attachment, put_in_layer, remove_late
+from tenterhook.backends._torch_compiled import is_under_compiled, look_for_compiled, runs
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
-from tenterhook.backends._torch_fast_paths import closed_fast_paths, is_under_compiled
+from tenterhook.backends._torch_fast_paths import closed_fast_paths
+from tenterhook.backends._torch_hooks import AfterHook, BeforeHook, LoadHook
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_native import attach_around, give_way, native_parts
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
@@ -55,67 +57,6 @@ __all__ = ["BACKEND", "TorchBackend"]
 _current_graph_task = torch._C._current_graph_task_id
 
 
-class _Hook:
-    """A callback in a module's hook table; copies and pickles of the module carry one that does nothing."""
-
-    __slots__ = ("after", "before", "failed", "layer")
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # loads where tenterhook is not installed, takes any arguments, returns None
-        return (getattr, (contextlib.nullcontext(), "__exit__"))
-
-
-class _BeforeHook(_Hook):
-    __slots__ = ()
-
-    def __init__(self, before: Before, layer: Layer) -> None:
-        self.before = before
-        self.layer = layer
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        if kwargs is None:  # removed by a hook before it in this very call: torch still calls it, and has forgotten how
-            return None
-        remove_late()
-        return self.before(module, args, kwargs)
-
-
-_REMOVED = object()
-
-
-class _AfterHook(_Hook):
-    __slots__ = ()
-
-    def __init__(self, after: After | None, failed: Failed | None, layer: Layer) -> None:
-        self.after = after
-        self.failed = failed
-        self.layer = layer
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _REMOVED) -> Any:
-        if output is _REMOVED:  # by a hook before it in this very call
-            return None
-        error = sys.exc_info()[1]
-        # torch runs these hooks also when the call raised, from the handler in the frame that calls us
-        if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
-            if self.failed is not None:
-                with iterated(module._forward_hooks):
-                    self.failed(module, args, kwargs, error)
-            return None
-        return None if self.after is None else self.after(module, args, kwargs, output)
-
-
-class _LoadHook(_Hook):
-    __slots__ = ("fn",)
-
-    def __init__(self, fn: Callable[[Any, Any], None]) -> None:
-        self.fn = fn
-
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
-        self.fn(module, incompatible_keys)
-
-
 class _AnyCall:
     """The global forward-pre hook of a recording that does not know its models yet."""
 
@@ -126,6 +67,8 @@ class _AnyCall:
         self._fn = fn
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if runs:
+            look_for_compiled(module)
         # of a wrapper the module inside bears the name, and is called next
         if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
@@ -216,7 +159,7 @@ class TorchBackend(TensorValues, NativeBackend):
         put_hooks = partial(
             self._put_hooks, before=before, after=after, failed=failed, layer=Layer.OBSERVE, native=native
         )
-        return attach_around(module, native, (_BeforeHook(before, Layer.OBSERVE), after, failed), put_hooks)
+        return attach_around(module, native, (BeforeHook(before, Layer.OBSERVE), after, failed), put_hooks)
 
     @staticmethod
     def _put_hooks(
@@ -231,13 +174,13 @@ class TorchBackend(TensorValues, NativeBackend):
         handles: list[Any] = []
         try:
             if before is not None:
-                hook: Any = _BeforeHook(before, layer)
+                hook: Any = BeforeHook(before, layer)
                 if native is not None:
                     hook = NATIVE.Before(*native, hook, layer)
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=layer == Layer.FIRST))
                 put_in_layer(module._forward_pre_hooks, handles[-1].id, layer)
             if after is not None or failed is not None:
-                hook = _AfterHook(after, failed, layer)
+                hook = AfterHook(after, failed, layer)
                 if native is not None:
                     hook = NATIVE.After(*native, hook, layer)
                 handles.append(
@@ -274,7 +217,7 @@ class TorchBackend(TensorValues, NativeBackend):
         return Attachment([register(around_step)])
 
     def on_load(self, module: nn.Module, fn: Callable[[Any, Any], None]) -> Detachable:
-        return Attachment([module.register_load_state_dict_post_hook(_LoadHook(fn))])
+        return Attachment([module.register_load_state_dict_post_hook(LoadHook(fn))])
 
     def installed_hooks(self, model: nn.Module) -> list[InstalledHook]:
         return list_hooks(model)

@@ -105,6 +105,7 @@ class _Close:
     owner: int
     name: str
     done: bool = False
+    signalled: Terminated | None = None  # also where the script comes to its end before it is ended
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def tell(self, text: str) -> None:
@@ -121,7 +122,7 @@ class _Close:
             if self.done:
                 return 0
             self.done = True
-            return self._finish(error)
+            return self._finish(self.signalled or error)
 
     def _finish(self, error: BaseException | None) -> int:
         try:
@@ -184,11 +185,12 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
     def wait() -> None:
         number = came.get()
         if number is not None:
-            close(Terminated(f"ended by {signal.Signals(number).name}"))
+            close(close.signalled)
             os.kill(os.getpid(), number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        close.signalled = Terminated(f"ended by {signal.Signals(number).name}")
         came.put(number)
 
     def restore() -> None:

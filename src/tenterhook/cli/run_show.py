@@ -62,6 +62,11 @@ def page_of(
         NotRecordedError: the step or rank was not recorded.
         SelectionError: no module that was recorded matches.
     """
+    with opened.still():
+        return _page(opened, name, step, sites, rank)
+
+
+def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], rank: int | None) -> Page:
     ranks = opened.ranks or [0]
     if rank is None:
         rank = ranks[0]

@@ -210,8 +210,8 @@ class DiskSource:
         """Say whether a tensor is stored."""
         return rank in self._stores and key in self._stores[rank]
 
-    def tensor(self, key: str, rank: int) -> Any:
-        """Give a stored tensor: an ndarray, read-only and memory-mapped.
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
+        """Give a stored tensor: an ndarray, memory-mapped; `own` says whether it may be written to, which changes no file.
 
         Raises:
             NotRecordedError: it was not stored.
@@ -219,7 +219,7 @@ class DiskSource:
         """
         if rank not in self._stores:
             raise NotRecordedError(f"{self._path} has no rank {rank}")
-        return self._stores[rank].get(key)
+        return self._stores[rank].get(key, own=own)
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with views over the Parquet files and what is still in streams; it can read nothing else."""

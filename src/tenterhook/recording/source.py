@@ -101,7 +101,7 @@ class Source(Protocol):
         """Say whether a tensor is stored."""
         ...
 
-    def tensor(self, key: str, rank: int) -> Any:
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
         """Give a stored tensor.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -35,8 +35,8 @@ class TensorSource(Protocol):
         """Say whether a tensor is stored."""
         ...
 
-    def tensor(self, key: str, rank: int) -> Any:
-        """Give a stored tensor."""
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
+        """Give a stored tensor; not `own`, it is only to be looked at."""
         ...
 
 
@@ -93,7 +93,29 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name in STATISTICS:
             return self.statistics[name]
-        raise AttributeError(f"a recorded value has no attribute {name!r}; the tensor itself is .tensor")
+        raise AttributeError(f"a recorded value has no attribute {name!r}; {self._where_numbers_are()}")
+
+    def _where_numbers_are(self) -> str:
+        if self.stored:
+            return "the tensor itself is .tensor"
+        return f"{self.address} was recorded without its tensor: record(..., tensors=True) stores tensors"
+
+    def _is_no_tensor(self, *_: object) -> NoReturn:
+        """Say where the numbers are to whoever calculates with what is known of them."""
+        raise NotRecordedError(f"this is what is known of a tensor and not the tensor; {self._where_numbers_are()}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _is_no_tensor
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __and__ = __or__ = _is_no_tensor
+    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __iter__ = __float__ = __int__ = _is_no_tensor
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Give the tensor to NumPy, where it was stored.
+
+        Raises:
+            NotRecordedError: it was not.
+        """
+        array = self.as_numpy()
+        return array.copy() if copy else array if dtype is None else array.astype(dtype, copy=False)
 
     @property
     def stored(self) -> bool:

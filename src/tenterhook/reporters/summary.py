@@ -187,6 +187,8 @@ def why_empty(summary: RecordSummary) -> str | None:
     """Say why nothing was recorded; None where something was."""
     if summary.nothing_called:
         return "no module was called"
+    if summary.calls:
+        return None
     if not summary.modules_selected:
         return "the selection matches no module"
     return None if summary.modules_fired else "no selected module was called"
