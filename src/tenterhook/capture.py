@@ -18,7 +18,7 @@ from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
-from tenterhook.native import new_engine
+from tenterhook.native import NATIVE, new_engine
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
@@ -146,15 +146,21 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
-    def attach_all(self, modules: Iterable[Watched]) -> None:
-        """Put hooks around the calls of modules."""
+    def attach_all(self, modules: list[Watched], *, due: bool) -> None:
+        """Put hooks around the calls of modules; ``due`` says whether they are recorded on this step."""
+        if self._engine is not None and not self.closed:
+            modules = NATIVE.put_all_on(modules, due)
         for watched in modules:
+            watched.due = due
             if watched.attachment is None:
                 self.attach(watched)
 
-    def release_all(self, modules: Iterable[Watched]) -> None:
+    def release_all(self, modules: list[Watched], *, due: bool) -> None:
         """Take the hooks of modules off, which will come back soon."""
+        if self._engine is not None:
+            modules = NATIVE.take_all_off(modules, due)
         for watched in modules:
+            watched.due = due
             if watched.attachment is not None:
                 self.release(watched, rest=True)
 
@@ -182,8 +188,9 @@ class Capture:
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
-        if not rest:
-            watched.resting = None
+        if not rest and watched.resting is not None:
+            resting, watched.resting = watched.resting, None
+            resting.remove()
         attachment, watched.attachment = watched.attachment, None
         if attachment is None:
             return

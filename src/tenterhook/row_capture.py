@@ -164,6 +164,10 @@ class RowCapture:
 
     def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
         """Record a parameter, its gradient or its update; belongs to no call."""
+        site = watched.site(kind, name)
+        plain = self._engine is not None and not (self._extra or watched.keep)
+        if plain and self._engine.record(site, tensor, step):
+            return
         seq = self._tracker.next_seq()
         tensor, key, note = self._prepare(watched, kind, seq, tensor, None)
         shape, dtype, device = self._backend.summary(tensor)
@@ -172,7 +176,7 @@ class RowCapture:
             block, row = self._next_row()
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
             block.table.add(
-                (row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
+                (row, site, seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
             )  # fmt: skip
             self._values_recorded += 1
 

@@ -30,6 +30,7 @@ from tenterhook.backends import (
     Layer,
     NativeBackend,
     OpListener,
+    ParameterBackend,
     ParameterEntry,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
@@ -93,10 +94,11 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend(TensorValues, NativeBackend):
+class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
+    same_parameters = staticmethod(models.same_parameters)
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
     reenters = True
