@@ -97,6 +97,11 @@ class Capture:
             self._engine.closed = value
 
     @property
+    def told(self) -> list[str]:
+        """What of the gradients could not be taken, as sentences."""
+        return self._gradients.told
+
+    @property
     def hook_ns(self) -> int:
         """Nanoseconds spent in hooks, some of which are timed for all."""
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
