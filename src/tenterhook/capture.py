@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import explanation
-from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
+from tenterhook.attaching import release, release_each
+from tenterhook.backends import Backend, NativeBackend, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
@@ -161,8 +162,7 @@ class Capture:
             modules = NATIVE.take_all_off(modules, due)
         for watched in modules:
             watched.due = due
-            if watched.attachment is not None:
-                self.release(watched, rest=True)
+            release(watched, rest=True)
 
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
@@ -176,29 +176,11 @@ class Capture:
 
         ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
         """
-        fault: Exception | None = None
-        for watched in self.watched:
-            if watched is not but:
-                try:
-                    self.release(watched, rest=rest)
-                except Exception as one:  # those of the other modules are taken off all the same
-                    fault = fault or one
-        if fault is not None:
-            raise fault
+        release_each([one for one in self.watched if one is not but], rest=rest)
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
-        if not rest and watched.resting is not None:
-            resting, watched.resting = watched.resting, None
-            resting.remove()
-        attachment, watched.attachment = watched.attachment, None
-        if attachment is None:
-            return
-        if rest and isinstance(attachment, Suspendable) and attachment.suspend():
-            watched.resting = attachment
-        else:
-            watched.lost = watched.lost or not attachment.live
-            attachment.remove()
+        release(watched, rest=rest)
 
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""

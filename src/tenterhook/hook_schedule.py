@@ -115,11 +115,13 @@ class HookSchedule:
         self._capture.active = bool(self._wanted)
         tracker, first = self._capture.tracker, steps[0] in self._wanted
         state = (bool(self._wanted), first, self._paused, tracker.needs_root, tracker.root_has_run, self.whole)
-        fits = self._sampling.fits
-        rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
+        rates = self._rates
+        if self._sampling.by_pattern:
+            fits = self._sampling.fits
+            rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
         if state != self._state:
             self._visit(self._kinds())
-        elif rates != self._rates and self._sampling.by_pattern:
+        elif rates != self._rates:
             changed = (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1])
             self._visit([kind for kind in self._kinds() if kind[0].every in changed])
         self._state, self._rates = state, rates

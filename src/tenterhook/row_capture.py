@@ -18,7 +18,7 @@ from tenterhook.tracker import Tracker
 
 __all__ = ["CaptureOptions", "EventListener", "RowCapture"]
 
-_BLOCK_ROWS = 2048
+_BLOCK_ROWS = 4096
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
@@ -165,8 +165,8 @@ class RowCapture:
     def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
         """Record a parameter, its gradient or its update; belongs to no call."""
         site = watched.site(kind, name)
-        plain = self._engine is not None and not (self._extra or watched.keep)
-        if plain and self._engine.record(site, tensor, step):
+        native = None if self._extra or watched.keep else self._engine
+        if native is not None and native.record(site, tensor, step):
             return
         seq = self._tracker.next_seq()
         tensor, key, note = self._prepare(watched, kind, seq, tensor, None)

@@ -98,7 +98,6 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
-    same_parameters = staticmethod(models.same_parameters)
     tensor_types: tuple[type, ...] = (torch.Tensor,)
     tells_backward_end = True
     reenters = True
@@ -125,6 +124,9 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
 
     def parameters(self, model: nn.Module) -> list[ParameterEntry]:
         return models.list_parameters(model)
+
+    def same_parameters(self, model: nn.Module, before: object) -> object:
+        return models.same_parameters(model, before)
 
     def blind_spots(self, model: nn.Module) -> dict[str, str]:
         return models.blind_spots(model)
