@@ -96,6 +96,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         who: which of several processes this is of.
         world: how many there are.
     """
+    console.print()  # the script may have left the line as a progress bar does, without a line feed
     console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
     if empty:
