@@ -83,7 +83,7 @@ def finish_manifest(
     """
     manifest.ended = now()
     manifest.models = list(models)
-    manifest.told = list(told)
+    manifest.told = [*told, *dict.fromkeys(capture.told)]
     manifest.steps = capture.tracker.steps_seen
     manifest.steps_recorded = recorded
     manifest.optimizer_steps = capture.tracker.turns.counts
