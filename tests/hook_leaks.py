@@ -85,7 +85,9 @@ def _torch_state(torch: Any) -> dict[str, object]:
         "torch inference mode": torch.is_inference_mode_enabled(),
         "torch anomaly mode": torch.is_anomaly_enabled(),
         "torch default dtype": torch.get_default_dtype(),
-        "CheckpointFunction.forward": vars(importlib.import_module("torch.utils.checkpoint").CheckpointFunction)["forward"],
+        "CheckpointFunction.forward": vars(importlib.import_module("torch.utils.checkpoint").CheckpointFunction)[
+            "forward"
+        ],
         "torch.jit._recursive.create_script_module": torch.jit._recursive.create_script_module,
         "torch deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
     }

@@ -65,13 +65,15 @@ class Capture:
             self._go_native(self._engine)
 
     def _go_native(self, engine: Any) -> None:
+        unseen = self.backend.unseen
         engine.plain = self._listener is None and not self._wants_grad_input and self.options.scaler is None
         engine.wants_input, engine.wants_output = self._wants_input, self._wants_output
         engine.wants_grad_output = self._wants_grad_output
-        engine.before, engine.values_of, engine.fault = self._inputs, self._values_of, self._fault
+        engine.before, engine.values_of, engine.fault = unseen(self._inputs), unseen(self._values_of), self._fault
         self.tracker.use(engine, self._put_back)
         self.rows.use(engine)
         self._gradients.use(engine)
+        engine.value, engine.came = unseen(engine.value), unseen(engine.came)
 
     def _put_back(self) -> None:
         """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""

@@ -25,6 +25,7 @@ from tenterhook.values import leaves
 __all__ = ["change", "check_not_earlier"]
 
 _digests = threading.local()
+_TRACED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def _digest(backend: Backend, tensor: Any) -> int | None:
@@ -33,7 +34,8 @@ def _digest(backend: Backend, tensor: Any) -> int | None:
     if rows is None:
         rows = _digests.rows = RowBuffer(1, sketch=False)
     rows.valid[0] = 0
-    backend.measure(tensor, rows, 0)
+    with backend.untraced() or _TRACED:
+        backend.measure(tensor, rows, 0)
     return int(rows.digests[0]) if rows.valid[0] & GROUP_DIGEST else None
 
 

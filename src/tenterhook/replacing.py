@@ -34,6 +34,10 @@ def check_replacement(backend: Backend, old: Any, new: Any, where: str, allow: C
     Raises:
         EditError: structure, shape, dtype or device differ and ``allow`` does not permit it.
     """
+    if (untraced := backend.untraced()) is not None:
+        with untraced:
+            check_replacement(backend, old, new, where, allow)
+        return
     types = backend.tensor_types
     if "structure" not in allow:
         difference = same_structure(old, new, types)

@@ -23,7 +23,15 @@ from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
 
-__all__ = ["NativeAttachment", "attach_around", "give_way", "hooks_around", "native_parts", "seeing_registration", "set_around_aside"]
+__all__ = [
+    "NativeAttachment",
+    "attach_around",
+    "give_way",
+    "hooks_around",
+    "native_parts",
+    "seeing_registration",
+    "set_around_aside",
+]
 
 _ATTRIBUTE = "_compiled_call_impl"
 _call: Any = nn.Module.__call__
@@ -44,6 +52,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         grads_on=torch.is_grad_enabled,
         saved_hooks=top_saved_tensor_hooks,
         inference_on=torch.is_inference_mode_enabled,
+        modes_on=torch._C._is_torch_function_mode_enabled,  # type: ignore[attr-defined]
         is_neg=base.is_neg,
         is_view=base._is_view,
         new_hooks=OrderedDict,

@@ -60,7 +60,10 @@ def _without_hooks(root: nn.Module) -> Iterator[None]:
                 for back in (
                     set_around_aside(module),
                     set_bypasses_aside(module),
-                    *(_set_hooks_aside(attributes.get(table), attributes.get(flags)) for table, flags in _TABLES.items()),
+                    *(
+                        _set_hooks_aside(attributes.get(table), attributes.get(flags))
+                        for table, flags in _TABLES.items()
+                    ),
                 )
                 if back is not None
             ]

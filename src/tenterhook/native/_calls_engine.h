@@ -16,7 +16,7 @@ enum { WORD_FORWARD, WORD_BACKWARD, WORD_CPU, WORDS };
 typedef struct {
     PyObject_HEAD
     /* the framework */
-    PyObject *graph_task, *grads_on, *saved_hooks, *inference_on, *is_neg, *is_view, *tensor_types, *dtype_names;
+    PyObject *graph_task, *grads_on, *saved_hooks, *inference_on, *modes_on, *is_neg, *is_view, *tensor_types, *dtype_names;
     PyObject *new_hooks, *export_owner;
     DLTensorOf export;
     /* the session, in Python */
@@ -39,7 +39,7 @@ typedef struct {
 } Engine;
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
-    DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
+    DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(modes_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
     DO(new_hooks) DO(export_owner) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
     DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
 
@@ -320,6 +320,8 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     if (*dtype < 0 || found->device.device_type != DL_CPU || found->ndim > 32) return 0;
     if ((uintptr_t)found->data < LOW_ADDRESS && !has_storage(tensor)) return 0;
     if (self->measures && numel_of(found) >= THREADED) return 0; /* Python says how many threads the framework has just now */
+    int modes = asks(self->modes_on); /* of the user's, which would see what is asked */
+    if (modes) return modes < 0 ? -1 : 0;
     PyObject *negated = PyObject_CallFunctionObjArgs(self->is_neg, tensor, NULL);
     if (!negated) return -1;
     Py_DECREF(negated);
@@ -423,7 +425,7 @@ static PyMethodDef engine_methods[] = {
 #define NUMBER(name) {#name, T_LONGLONG, offsetof(Engine, name), 0, NULL}
 #define FLAG(name) {#name, T_BOOL, offsetof(Engine, name), 0, NULL}
 static PyMemberDef engine_members[] = {
-    OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
+    OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(modes_on), OBJECT(is_neg), OBJECT(is_view),
     OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
     OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
