@@ -37,7 +37,7 @@ NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch])
 MS_TESTS := $(wildcard tests/mindspore tests/contract)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-python-calls check format docs benchmarks test-mindspore test-oldest clean
+.PHONY: help demo test test-python-calls check format docs benchmarks test-mindspore install-oldest test-oldest clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -74,6 +74,9 @@ test-mindspore: $(MS_VENV)/installed
 	$(MS_BIN)/python -m pytest $(MS_TESTS) $(PYTEST_ARGS)
 
 # The same rules, with other names: torch 2.6 has wheels for Python 3.9 to 3.13.
+install-oldest:
+	$(MAKE) $(OLDEST_VENV)/installed VENV=$(OLDEST_VENV) TORCH=$(OLDEST_TORCH)
+
 test-oldest:
 	$(MAKE) test VENV=$(OLDEST_VENV) TORCH=$(OLDEST_TORCH) \
 		PYTEST_ARGS="tests/semantics tests/properties tests/test_single_hooks.py tests/test_hook_point.py $(PYTEST_ARGS)"

@@ -8,10 +8,12 @@ import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import tenterhook
+from tests.cli.recordings import write_net
 
 MODULES = [module.name for module in pkgutil.walk_packages(tenterhook.__path__, "tenterhook.")]
 FOR_MINDSPORE = {"tenterhook.mindspore"} | {
@@ -21,9 +23,9 @@ FOR_MINDSPORE = {"tenterhook.mindspore"} | {
 
 def loaded_after(statement: str) -> set[str]:
     """Top-level packages that a fresh interpreter holds after a statement."""
-    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    code = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_import_loads_no_framework() -> None:
@@ -35,6 +37,19 @@ def test_import_loads_no_framework() -> None:
 def test_reading_loads_no_framework() -> None:
     loaded = loaded_after("import tenterhook.cli, tenterhook.reporters, tenterhook.analysis, tenterhook.recording")
     assert loaded.isdisjoint({"torch", "mindspore"})
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["show", "--help"], ["show", "{recording}"]])
+def test_what_a_command_does_not_need_is_not_loaded(tmp_path: Path, asked: list[str]) -> None:
+    importlib.import_module("pandas")  # it is there, and pyarrow loads it for many of the things that it can do
+    recording = write_net(tmp_path / "a.thk")
+    args = [word.format(recording=recording) for word in asked]
+    code = (
+        f"import contextlib\nfrom tenterhook.cli import main\nwith contextlib.suppress(SystemExit):\n    main({args!r})"
+    )
+    loaded = loaded_after(code)
+    assert "pandas" not in loaded
+    assert ("duckdb" in loaded) == ("show" in asked and "--help" not in asked)
 
 
 def test_import_changes_nothing_in_the_interpreter() -> None:

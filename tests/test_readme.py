@@ -20,7 +20,7 @@ def test_the_session_in_the_readme_is_real() -> None:
     pytest.importorskip("torch")
     session = TEXT.split("```pycon\n")[1].split("```")[0]
     test = doctest.DocTestParser().get_doctest(session, {}, "README.md", str(README), 0)
-    assert len(test.examples) == 6
+    assert len(test.examples) == 7
     results = doctest.DocTestRunner().run(test)
     assert results.failed == 0
 

@@ -46,6 +46,8 @@ def nearest(text: str, entries: Sequence[_Named], what: str, compile_glob: _Comp
     while above.rpartition(".")[2] in ("*", "**"):
         above = above.rpartition(".")[0]
     tried += [above] if above in paths else []
+    if what == "parameter":  # a module stands for its parameters
+        tried += [f"{text}.*", *_corrected(f"{text}.*", paths)]
     tried += [*_corrected(text, paths), *_other_prefix(text, paths)]
     counted: dict[str, int] = {}
     for candidate in tried[:_MOST_TRIED]:

@@ -162,6 +162,7 @@ class Watched(Place):
     __slots__ = (
         "aliases",
         "attachment",
+        "callable",
         "closed",
         "entry_parameters",
         "every",
@@ -184,6 +185,7 @@ class Watched(Place):
         self.type = entry.type_names[0] if entry.type_names else type(entry.module).__name__
         self.aliases = entry.aliases
         self.is_root = entry.path == ""
+        self.callable = entry.callable
         self.ref: Callable[[], Any] = weakref.ref(entry.module)
         self.wanted = wanted  # selected for recording; a root is followed also where it is not
         self.keep = keep  # its tensors are kept, too

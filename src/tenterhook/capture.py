@@ -6,6 +6,7 @@ follows their calls through a tracker, measures what flows, and hands blocks of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -49,6 +50,7 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
+        self.raised: str | None = None  # the class of the last exception that ended a call
         self._closed = False
         self._hook_ns = 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
@@ -97,13 +99,18 @@ class Capture:
             self._engine.closed = value
 
     @property
+    def told(self) -> list[str]:
+        """What of the gradients could not be taken, as sentences."""
+        return self._gradients.told
+
+    @property
     def hook_ns(self) -> int:
         """Nanoseconds spent in hooks, some of which are timed for all."""
         return self._hook_ns + (self._engine.hook_ns if self._engine is not None else 0)
 
     def _step_ended(self, on_step_end: Callable[[int], None], step: int) -> None:
+        on_step_end(step)  # measures what parameters have become
         self.rows.send()
-        on_step_end(step)
 
     @property
     def active(self) -> bool:
@@ -141,6 +148,18 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
+    def attach_all(self, modules: Iterable[Watched]) -> None:
+        """Put hooks around the calls of modules."""
+        for watched in modules:
+            if watched.attachment is None:
+                self.attach(watched)
+
+    def release_all(self, modules: Iterable[Watched]) -> None:
+        """Take the hooks of modules off, which will come back soon."""
+        for watched in modules:
+            if watched.attachment is not None:
+                self.release(watched, rest=True)
+
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
             self.guarded(self._failed, watched, *arguments)
@@ -153,9 +172,15 @@ class Capture:
 
         ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
         """
+        fault: Exception | None = None
         for watched in self.watched:
             if watched is not but:
-                self.release(watched, rest=rest)
+                try:
+                    self.release(watched, rest=rest)
+                except Exception as one:  # those of the other modules are taken off all the same
+                    fault = fault or one
+        if fault is not None:
+            raise fault
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
@@ -175,7 +200,10 @@ class Capture:
         if self.failure is None:
             self.failure = reason
             self.closed = True
-            self.detach()
+            try:
+                self.detach()
+            except Exception as error:  # whoever stops has met a fault already; what stays on does nothing any more
+                self.failure = f"{reason}; hooks could not be taken off: {type(error).__name__}: {error}"
 
     def _give_up(self, error: Exception) -> None:
         told = self.failure is not None
@@ -333,6 +361,8 @@ class Capture:
             if self.options.note_errors and (why := explanation(error)) is not None:
                 note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
+        if not stopped:
+            self.raised = type(error).__name__
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:
@@ -368,9 +398,12 @@ class Capture:
     def close(self) -> None:
         """Take everything off and hand over what is left."""
         self.closed = True
-        self.detach()
-        self._gradients.close()
-        self.tracker.release()
+        with contextlib.ExitStack() as parts:  # what is left is handed over, whatever becomes of the rest
+            parts.callback(self._hand_over)
+            for part in (self.tracker.release, self._gradients.close, self.detach):  # the last one first
+                parts.callback(part)
+
+    def _hand_over(self) -> None:
         try:
             self.rows.flush()
         except Exception as error:  # a fault of ours, which must not end somebody's training

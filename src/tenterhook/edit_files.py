@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tenterhook.errors import EditError
 from tenterhook.recording import converters
 from tenterhook.recording.reader import open_recording
 
-__all__ = ["load", "save"]
+__all__ = ["read", "save"]
 
 
 def save(edits: EditValue | Sequence[EditValue] | Mapping[str, EditValue], path: str | os.PathLike[str]) -> None:
@@ -58,11 +58,15 @@ def _check(edits: Any) -> None:
             )
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def read(path: str | os.PathLike[str], make: Callable[..., EditValue]) -> Any:
     """Read what :func:`save` has written: one edit value, a list or a dictionary of them.
 
+    Args:
+        path: the file.
+        make: makes an edit value of its name, ``dim=``, ``index=`` and options, or refuses to.
+
     Raises:
-        EditError: the file is none of ours.
+        EditError: the file is none of ours, or has a value in it that no edit can have.
     """
     source = Path(path)
     beside = source.with_suffix(".safetensors")
@@ -73,8 +77,10 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         edits = data.get("edits")
         if isinstance(edits, dict):
-            return {name: _from_json(one, tensors) for name, one in edits.items()}
-        return _from_json(data, tensors) if edits is None else [_from_json(one, tensors) for one in edits]
+            return {name: _from_json(one, tensors, make) for name, one in edits.items()}
+        return _from_json(data, tensors, make) if edits is None else [_from_json(one, tensors, make) for one in edits]
+    except EditError as error:
+        raise EditError(f"{source} holds an edit that cannot be: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise EditError(f"{source} does not hold edits as th.edits.save writes them: {error!r}") from error
 
@@ -100,15 +106,14 @@ def _option_to_json(edit: EditValue, value: Any, tensors: dict[str, np.ndarray])
     return {"tensor": key}
 
 
-def _from_json(data: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> EditValue:
+def _from_json(data: Mapping[str, Any], tensors: Mapping[str, np.ndarray], make: Callable[..., EditValue]) -> EditValue:
     name = data["edit"]
     if name not in OPERATIONS:
         raise KeyError(name)
     options = {key: _option_from_json(value, tensors) for key, value in data["options"].items()}
-    index = (
-        slice(*i["slice"]) if isinstance(i, dict) else tuple(i) if isinstance(i, list) else i for i in data["index"]
-    )
-    return EditValue(name, options, tuple(data["dim"]), tuple(index))
+    index = [slice(*i["slice"]) if isinstance(i, dict) else i for i in data["index"]]
+    places = {"dim": tuple(data["dim"]), "index": tuple(index)} if data["dim"] else {}
+    return make(name, **places, **options)
 
 
 def _option_from_json(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:

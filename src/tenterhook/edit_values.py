@@ -112,12 +112,30 @@ class _On:
     def operand(self, name: str) -> Any:
         """A number as it is; an array or a tensor beside the value."""
         given = self.option(name)
-        return given if isinstance(given, (int, float)) else self.backend.constant(given, self.value)
+        return given if isinstance(given, (int, float)) else self.beside(given)
+
+    def beside(self, given: Any) -> Any:
+        """A number, an array or a tensor as a tensor beside the value.
+
+        Raises:
+            EditError: it cannot be broadcast to the value.
+        """
+        shape, wanted = tuple(np.shape(given)), tuple(self.value.shape)
+        try:
+            fits = np.broadcast_shapes(shape, wanted) == wanted
+        except ValueError:
+            fits = False
+        if not fits:
+            raise EditError(
+                f"{self.edit!r} at {self.address}: a tensor of shape {shape} does not fit the value there, of shape {wanted}\n"
+                "  give one that can be broadcast to it; dim= and index= choose which part of the result is taken"
+            )
+        return self.backend.constant(given, self.value)
 
     def instead(self, new: Any) -> Any:
         """``new`` everywhere; the value stays in the graph, with a gradient of zero."""
         everywhere = self.backend.constant(np.ones((), bool), self.value, boolean=True)
-        return self.backend.where(everywhere, self.backend.constant(new, self.value), self.value)
+        return self.backend.where(everywhere, self.beside(new), self.value)
 
     def norm(self, value: Any, over: tuple[int, ...] | None = None) -> Any:
         """The L2 norm of the edited part, in single precision at least."""
@@ -152,14 +170,13 @@ def _noise(on: _On, value: Any) -> Any:
 
 
 def _replace(on: _On, value: Any) -> Any:
-    new = on.backend.constant(on.option("new"), value)
-    return on.instead(new)
+    return on.instead(on.option("new"))
 
 
 def _interpolate(on: _On, value: Any) -> Any:
     source = on.option("towards")
     other = on.recorded("towards") if is_recording(source) else source
-    return value + (on.backend.constant(other, value) - value) * on.option("amount")
+    return value + (on.beside(other) - value) * on.operand("amount")
 
 
 OPERATIONS: dict[str, Callable[[_On, Any], Any]] = {

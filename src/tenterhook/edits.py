@@ -7,14 +7,15 @@ list of numbers or of booleans along ``dim``; with several dims, a tuple of indi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
 
-from tenterhook.edit_files import load, save
-from tenterhook.edit_values import EditValue
+from tenterhook.edit_files import read, save
+from tenterhook.edit_values import EditValue, is_recording
 from tenterhook.errors import EditError
 from tenterhook.recording import converters
 
@@ -37,9 +38,13 @@ def _make(name: str, dim: int | Sequence[int] | None, index: Any, **options: Any
 
 
 def _plain_index(index: Any) -> Any:
-    if isinstance(index, (slice, int)):
+    if isinstance(index, slice) or (isinstance(index, Integral) and not isinstance(index, bool)):
         return index
     array = np.asarray(index)
+    if not array.ndim or (array.size and array.dtype.kind not in "iub"):
+        raise EditError(
+            f"index={index!r} names no places along a dim\n  give a whole number, a slice, or a list of whole numbers or of booleans"
+        )
     return tuple(int(place) for place in (np.flatnonzero(array) if array.dtype == bool else array.ravel()))
 
 
@@ -69,6 +74,22 @@ def _limit(name: str, what: str, value: Any, fits: Callable[[Any], Any], wanted:
 
 def _positive(name: str, what: str, value: Any) -> Any:
     return _limit(name, what, value, lambda number: number > 0, "a number above 0; th.edits.zero() puts zero")
+
+
+def _recording(name: str, value: Any) -> None:
+    if not is_recording(value):
+        raise EditError(
+            f"{name} draws from a recording, and this is {type(value).__name__}\n  for a tensor of yours there is th.edits.replace(tensor)"
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read what :func:`save` has written: one edit value, a list or a dictionary of them.
+
+    Raises:
+        EditError: the file is none of ours, or has a value in it that no edit can have.
+    """
+    return read(path, lambda name, **options: globals()[name](**options))
 
 
 def zero(*, dim: Any = None, index: Any = None) -> EditValue:
@@ -153,11 +174,13 @@ def patch(
         dim: see the module.
         index: see the module.
     """
+    _recording("patch", recording)
     return _make("patch", dim, index, recording=recording, step=step, broadcast=broadcast)
 
 
 def mean_of(recording: Any, *, dim: Any = None, index: Any = None) -> EditValue:
     """Put the mean that a recording holds of the same place, over its batches, calls and steps."""
+    _recording("mean_of", recording)
     return _make("mean_of", dim, index, recording=recording)
 
 
@@ -165,4 +188,7 @@ def interpolate(
     towards: Any, amount: float, *, step: int | None = None, broadcast: bool = False, dim: Any = None, index: Any = None
 ) -> EditValue:
     """Go the part ``amount`` of the way to a tensor, or to what a recording holds at the same address."""
+    _limit("interpolate", "amount", amount, np.isfinite, "a finite number: 0 stays, 1 is all the way")
+    if not is_recording(towards):
+        _operand("interpolate", "towards", towards)
     return _make("interpolate", dim, index, towards=towards, amount=amount, step=step, broadcast=broadcast)

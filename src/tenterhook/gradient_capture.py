@@ -49,7 +49,9 @@ class GradientCapture:
         self._rows = rows
         self._arrived = arrived
         self._guarded = guarded
-        self._leaf_taps = LeafTaps()
+        self.told: list[str] = []
+        """What of the gradients could not be taken, as sentences."""
+        self._leaf_taps = LeafTaps(self.told.append)
         self._turn = 0  # backward passes so far
         self._outer_passes: dict[int, int] = {}  # backward pass -> the one that it runs inside of
         self._passes: weakref.WeakValueDictionary[int, RunningPass[LiveCall]] = weakref.WeakValueDictionary()
@@ -149,4 +151,4 @@ class GradientCapture:
     def close(self) -> None:
         """Take off the taps that outlive their graph, and let go of the session."""
         self._arrived = self._guarded = _nothing
-        self._leaf_taps.remove()
+        self._leaf_taps.remove(self._turn)

@@ -45,6 +45,8 @@ class HookSchedule:
         self._wanted: list[int] = []  # those of them that are recorded
         self._paused = False
         self._between = False
+        self._state: tuple[object, ...] | None = None  # what the hooks that are on now follow from
+        self._rates: tuple[frozenset[int], frozenset[int]] = frozenset(), frozenset()  # recorded now; with hooks on
         self._rows = 0  # that there were when the step began
         self.earlier = 0
 
@@ -101,14 +103,33 @@ class HookSchedule:
         return not self._paused and self._sampling.wants(step)
 
     def _put_on(self, *steps: int) -> None:
-        """Have on what any of the steps needs; what is recorded for the time being is the first of them."""
-        tracker = self._capture.tracker
+        """Have on what any of the steps needs; what is recorded for the time being is the first of them.
+
+        Most steps need what the one before has needed: then no module is looked at.
+        """
         self._steps = steps
         self._wanted = [step for step in steps if self._wants(step)]
         self._capture.active = bool(self._wanted)
-        tracker.sees_all = True
-        for watched in self._capture.watched:
-            self.meet(watched)
+        tracker, first = self._capture.tracker, steps[0] in self._wanted
+        state = (bool(self._wanted), first, self._paused, tracker.needs_root, tracker.root_has_run, self.whole)
+        fits = self._sampling.fits
+        rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
+        if state != self._state:
+            self._visit(self._capture.watched)
+        elif rates != self._rates and self._sampling.by_pattern:
+            changed = (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1])
+            self._visit([watched for watched in self._capture.watched if watched.every in changed])
+        self._state, self._rates = state, rates
+
+    def _visit(self, modules: list[Watched]) -> None:
+        capture = self._capture
+        attach: list[Watched] = []
+        release: list[Watched] = []
+        for watched in modules:
+            (attach if self._needs_hooks(watched) else release).append(watched)
+        capture.release_all(release)
+        capture.attach_all(attach)
+        capture.tracker.sees_all = all(self._is_needed(one) for one in capture.watched if one.wanted)
         for parameters in self._parameters():
             if self._wanted:
                 parameters.resume()
@@ -117,22 +138,30 @@ class HookSchedule:
 
     def again(self) -> None:
         """The rates have changed."""
+        self._state = None
         self._put_on(*self._steps)
 
     def meet(self, watched: Watched) -> None:
-        """Have hooks on a module, or none, as the present step needs it."""
-        capture, tracker = self._capture, self._capture.tracker
+        """Have hooks on a module that is new, or none, as the present step needs it."""
+        tracker = self._capture.tracker
+        tracker.sees_all = tracker.sees_all and (not watched.wanted or self._is_needed(watched))
+        if self._needs_hooks(watched):
+            self._capture.attach(watched)
+        else:
+            self._capture.release(watched, rest=True)
+
+    def _needs_hooks(self, watched: Watched) -> bool:
+        """Whether a module is to have hooks now; tells it whether it is recorded on the present step."""
+        tracker = self._capture.tracker
         watched.due = self._steps[0] in self._wanted and self._is_due(watched, self._steps[0])
-        needed = watched.wanted and any(self._is_due(watched, step) for step in self._wanted)
-        tracker.sees_all = tracker.sees_all and (needed or not watched.wanted)
+        if self._is_needed(watched) or (self._wanted and (watched.is_root or self.whole)):
+            return True
         # Until it is known what ends a step, what runs on those that are not recorded is followed; that is the root, mostly.
         follows = not self._paused and tracker.needs_root
-        if needed or (self._wanted and (watched.is_root or self.whole)):
-            capture.attach(watched)
-        elif follows and (watched.is_root or (watched.wanted and not tracker.root_has_run)):
-            capture.attach(watched)
-        else:
-            capture.release(watched, rest=True)
+        return follows and (watched.is_root or (watched.wanted and not tracker.root_has_run))
+
+    def _is_needed(self, watched: Watched) -> bool:
+        return watched.wanted and any(self._is_due(watched, step) for step in self._wanted)
 
     def _is_due(self, watched: Watched, step: int) -> bool:
         return step % watched.every == 0 or not self._sampling.by_pattern
@@ -140,3 +169,4 @@ class HookSchedule:
     def forget_gone(self) -> None:
         """Let go of modules that are no more."""
         self._capture.watched = [one for one in self._capture.watched if one.ref() is not None]
+        self._state = None  # what is gone may have been all that was not seen

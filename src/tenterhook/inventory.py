@@ -135,19 +135,35 @@ def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def modules_rows(
-    backend: Backend, model: Any, watched: Sequence[Watched], capture: Capture, weights: WeightUse | None = None
+    backend: Backend,
+    model: Any,
+    watched: Sequence[Watched],
+    capture: Capture,
+    weights: WeightUse | None = None,
+    *,
+    blind: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """List the rows of the table of modules: what was seen of each, and the reason where something was not.
 
-    ``model`` is None where it is gone already; its modules are not looked at again then.
+    Args:
+        backend: the model's framework.
+        model: the outermost module; None where it is gone already: its modules are not looked at again then.
+        watched: its modules.
+        capture: what has recorded them.
+        weights: tells whose weights were used.
+        blind: what the backend knew at the start of modules that run without being called.
     """
-    blind = backend.blind_spots(model) if model is not None else {}
+    blind = backend.blind_spots(model) if model is not None else blind or {}
     present = {entry.path: entry for entry in backend.entries(model)} if model is not None else {}
     if weights is not None and model is not None:
         weights.look(model)
         _count_lazy(backend, model, watched)
     seen = _Seen(
-        {one.path for one in watched if one.call_count}, blind, weights, any(one.gradient_count for one in watched)
+        {one.path for one in watched if one.call_count},
+        blind,
+        weights,
+        any(one.gradient_count for one in watched),
+        capture.raised,
     )
     rows = []
     for one in watched:
@@ -161,7 +177,7 @@ def modules_rows(
                 "aliases": list(one.aliases),
                 "parameters": one.entry_parameters,
                 "source": _source(one.ref()) if one.ref() is not None else None,
-                "selected": one.wanted and (entry is None or entry.callable),
+                "selected": one.wanted and (one if entry is None else entry).callable,
                 "calls": one.call_count,
                 "reason": _reason(one, entry, seen, capture, gone=model is None) if one.wanted else None,
             }
@@ -203,27 +219,28 @@ class _Seen:
     blind: Mapping[str, str]
     weights: WeightUse | None
     gradients_came: bool
+    raised: str | None
 
 
 def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *, gone: bool) -> str | None:
     """Say why a wanted module, or a kind of it, was not seen; None when all was."""
-    if gone:
-        return None if one.call_count else "never called"
-    elsewhere = replaced(one.path, one.ref(), entry)
+    elsewhere = None if gone else replaced(one.path, one.ref(), entry)
     if elsewhere is not None:
         return elsewhere
-    if entry is not None and not entry.callable:
+    if not (one if entry is None else entry).callable:
         return "container: its items are called, never it"
     if one.call_count == 0:
         if one.closed:
             return "left closed by fused='keep': a hook on it would end the fused path"
-        if one.lost:
+        if one.lost and not gone:
             return "hooks were removed by somebody else"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
     if "grad_output" in capture.options.kinds and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
-        return NO_GRADIENT_HERE if seen.gradients_came else NO_GRADIENT_YET
+        if seen.gradients_came:
+            return NO_GRADIENT_HERE
+        return f"no gradient: {seen.raised} was raised before a backward pass" if seen.raised else NO_GRADIENT_YET
     if one.ungraded:
         reasons = dict.fromkeys(one.ungraded.values())
         return f"no gradient of {', '.join(one.ungraded)}: {'; '.join(reasons)}"

@@ -185,7 +185,7 @@ class ParameterWatch:
             if self._wants_update:
                 # A copy of what is spread over ranks is the part that is here: the whole's shape is kept beside it.
                 self._before = [
-                    (one, backend.keep(parameter), backend.summary(parameter)[0]) for one, parameter in shaped
+                    (one, backend.snapshot(parameter), backend.summary(parameter)[0]) for one, parameter in shaped
                 ]
 
     def resume(self) -> None:

@@ -24,7 +24,7 @@ from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
 from tenterhook.request import PARAMETER_KINDS, Request
 from tenterhook.selection import resolve
-from tenterhook.session_end import end_capture, finish_manifest, words_of
+from tenterhook.session_end import Ending, end_capture, finish_manifest, words_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +59,7 @@ class RecordingSession:
         self._described = model_manifest(model, self._name, self._watched)
         self._weights = WeightUse(backend, model)
         # asked before the session switches it off
+        self._blind = backend.blind_spots(model)
         self._fused = backend.fused(model) if request.fused != "keep" else ()
         sink: MemorySink | DiskSink | None = None
         with contextlib.ExitStack() as stack:
@@ -112,7 +113,7 @@ class RecordingSession:
 
     def _go_on(self, resumed: Resumed) -> None:
         self.capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
-        self.schedule.earlier = sum(self._sampling.wants(step) for step in range(resumed.step))
+        self.schedule.earlier = resumed.steps
         for one in self._watched:
             one.call_count = resumed.calls[one.model, one.path, "forward"]
             one.gradient_count = resumed.calls[one.model, one.path, "backward"]
@@ -167,27 +168,26 @@ class RecordingSession:
             return
         self.closed = True
         self._manifest.error = words_of(error)
-        fault: Exception | None = None
-        modules = table_of([])
-        try:
-            fault = end_capture(self.capture, self._parameters, error)
-        finally:
-            self._stack.close()
-            try:
-                modules = self._modules()
-            except Exception as one:  # a fault of ours must neither hide the user's error nor keep the sink open
-                fault = fault or one
-                self._manifest.partial = self._manifest.partial or f"the modules could not be listed: {one}"
-            self.sink.close(self._finished_manifest(), modules)
-            if isinstance(self.sink, MemorySink):
-                self.sink.before_read = None
-        if fault is not None and self.capture.options.on_error == "raise" and error is None:
-            raise fault
+        ending = Ending(self._manifest)
+        end_capture(ending, self.capture, self._parameters, error)
+        ending.do(self._stack.close, "the session's changes could not be undone", None)
+        modules = ending.do(self._modules, "the modules could not be listed", table_of([]))
+        ending.do(self._finish_manifest, "the manifest is not whole", None)
+        self.sink.close(self._manifest, modules)
+        if isinstance(self.sink, MemorySink):
+            self.sink.before_read = None
+        if ending.interrupt is not None:
+            raise ending.interrupt
+        if ending.fault is not None and self.capture.options.on_error == "raise" and error is None:
+            raise ending.fault
 
     def _modules(self) -> pa.Table:
-        return table_of(modules_rows(self._backend, self.model, self._watched, self.capture, self._weights))
+        return table_of(self._module_rows())
 
-    def _finished_manifest(self) -> Manifest:
+    def _module_rows(self) -> list[dict[str, Any]]:
+        return modules_rows(self._backend, self.model, self._watched, self.capture, self._weights, blind=self._blind)
+
+    def _finish_manifest(self) -> None:
         if self.model is not None:
             self._described = model_manifest(self.model, self._name, self._watched)
         self.told = with_fused(self.told, self._watched, self._fused, evaluated=False)
@@ -200,7 +200,6 @@ class RecordingSession:
             recorded=self.schedule.recorded,
         )
         self._manifest.edits = self._edits.on(one.ref for one in self._watched)
-        return self._manifest
 
     def step(self) -> None:
         """The user says that a step has ended."""

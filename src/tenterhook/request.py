@@ -17,7 +17,7 @@ from tenterhook.recording.environment import start_manifest
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.target import refuse_taken
-from tenterhook.recording.writer import DiskSink
+from tenterhook.recording.writer import DiskSink, Pace
 from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
@@ -135,7 +135,7 @@ class Destination:
             overwrite=self.overwrite,
             resume=self.resume,
             budget=self.budget,
-            flush_interval=INTERVAL,
+            pace=Pace(flush_interval=INTERVAL),
         )
 
 

@@ -101,10 +101,9 @@ class RowCapture:
             if self._block.table.reserved >= self._block.table.capacity:
                 self._flush_values()
 
-    def _new_block(self) -> ValueBlock:
-        return ValueBlock(
-            _BLOCK_ROWS, sketch=self._options.statistics and self._options.sketch, digest=self._options.statistics
-        )
+    def _new_block(self, after: ValueBlock | None = None) -> ValueBlock:
+        statistics, sketch = self._options.statistics, self._options.sketch
+        return ValueBlock(_BLOCK_ROWS, sketch=statistics and sketch, digest=statistics, after=after)
 
     # --- calls -----------------------------------------------------------------------------------------------------
     def call(self, call: LiveCall, now: int, error: str | None) -> None:
@@ -257,14 +256,14 @@ class RowCapture:
     def _flush_calls(self) -> None:
         block = self._calls
         if block.table.used:
-            self._calls = CallBlock(_BLOCK_ROWS)
+            self._calls = CallBlock(_BLOCK_ROWS, block)
             self._show_blocks()
             self._sink.write_calls(block.batch())
 
     def _flush_values(self) -> None:
         block = self._block
         if block.table.reserved:
-            self._block = self._new_block()
+            self._block = self._new_block(block)
             self._show_blocks()
             if block.table.used:
                 self._sink.write_values(block.batch())

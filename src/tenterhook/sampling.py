@@ -58,6 +58,10 @@ class Sampling:
             return False
         return any(step % every == 0 for every in self._rates)
 
+    def fits(self, step: int) -> frozenset[int]:
+        """Return those of the rates that divide the number of a step."""
+        return frozenset(every for every in self._rates if step % every == 0)
+
     def use(self, rates: Iterable[int]) -> None:
         """Tell which rates the modules have, where patterns say so."""
         self._rates = set(rates)

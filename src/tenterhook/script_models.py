@@ -36,6 +36,7 @@ class ScriptModel:
         self.looked_at = -1  # step in which its modules were listed again last
         self.weights = WeightUse(backend, module)
         self.fused = backend.fused(module)
+        self._blind = backend.blind_spots(module)
         self._evaluated = self._evaluates(backend)
 
     def _evaluates(self, backend: Backend) -> bool:
@@ -45,6 +46,10 @@ class ScriptModel:
     def with_fused(self, told: Sequence[str], backend: Backend) -> list[str]:
         """Add to what is said of the script that modules left the fused path for their hooks, where they have."""
         return with_fused(told, self.watched, self.fused, evaluated=self._evaluated or self._evaluates(backend))
+
+    def rows(self, capture: Capture) -> list[dict[str, Any]]:
+        """List the rows of the table of modules."""
+        return modules_rows(capture.backend, self.ref(), self.watched, capture, self.weights, blind=self._blind)
 
     @property
     def calls_in_step(self) -> tuple[int, int]:
@@ -211,7 +216,7 @@ class ScriptModels:
         """List the rows of the table of modules."""
         rows = []
         for model in self.known:
-            rows += modules_rows(capture.backend, model.ref(), model.watched, capture, model.weights)
+            rows += model.rows(capture)
         return rows
 
     def missing(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -27,11 +27,11 @@ from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.writer import DiskSink
+from tenterhook.recording.writer import DiskSink, Pace
 from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
-from tenterhook.session_end import end_capture, finish_manifest, words_of
+from tenterhook.session_end import Ending, end_capture, finish_manifest, words_of
 
 __all__ = ["FullStep", "RecordSummary", "ScriptRecorder"]
 
@@ -58,6 +58,7 @@ class RecordSummary:
         steps: number of steps that the script made.
         steps_recorded: number of those that were looked at.
         fullest: the step that holds the most calls of one model; None where nothing was called.
+        optimizer_steps: how many steps each of several optimizers has ended that step in turn; empty for one.
         cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
         wall_seconds: time from start to close.
         size_bytes: size of the recording on disk.
@@ -76,6 +77,7 @@ class RecordSummary:
     steps: int = 0
     steps_recorded: int = 0
     fullest: FullStep | None = None
+    optimizer_steps: list[int] = field(default_factory=list)
     cost_fraction: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
@@ -145,7 +147,7 @@ class ScriptRecorder:
         )
         self._log = EventLog(log) if log is not None else None
         self._sink = DiskSink(
-            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, flush_interval=INTERVAL
+            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, pace=Pace(flush_interval=INTERVAL)
         )
         self._capture: Capture | None = None
         self._schedule: HookSchedule | None = None
@@ -243,26 +245,30 @@ class ScriptRecorder:
             waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
     def close(self, error: BaseException | None = None) -> RecordSummary:
-        """Take everything off, finish the recording and say how it went. Never raises."""
+        """Take everything off, finish the recording and say how it went. Raises nothing but an interrupt that came meanwhile."""
         self._running = False
+        ending = Ending(self._manifest)
         for attachment in self._attachments:
-            attachment.remove()
+            ending.do(attachment.remove, "hooks could not be taken off", None)
         summary = RecordSummary(Path(self._sink.path))
         rows: list[dict[str, Any]] = []
-        try:
-            if self._capture is not None:
-                end_capture(self._capture, self._models.parameters, error)
-                rows = self._models.rows(self._capture)
-        except Exception as fault:  # the script has run; what is there is kept, and this is told in the summary
-            self._manifest.partial = f"{type(fault).__name__}: {fault}"
-        finally:
-            self._stack.close()
-            self._finish(summary, rows, error)
+        capture = self._capture
+        if capture is not None:
+            end_capture(ending, capture, self._models.parameters, error)
+            rows = ending.do(lambda: self._models.rows(capture), "the modules could not be listed", rows)
+        ending.do(self._stack.close, "the session's changes could not be undone", None)
+        ending.do(lambda: self._finish(summary, error), "the manifest is not whole", None)
+        self._sink.close(self._manifest, table_of(rows))
+        if self._log is not None:
+            ending.do(self._log.close, "the log could not be closed", None)
+        self._sum_up(summary, rows)
+        if ending.interrupt is not None:
+            raise ending.interrupt
         return summary
 
-    def _finish(self, summary: RecordSummary, rows: list[dict[str, Any]], error: BaseException | None) -> None:
+    def _finish(self, summary: RecordSummary, error: BaseException | None) -> None:
         manifest = self._manifest
-        wall = (time.perf_counter_ns() - self._began_ns) / 1e9
+        summary.wall_seconds = (time.perf_counter_ns() - self._began_ns) / 1e9
         manifest.error = words_of(error)
         manifest.edits = self._edits.on(None)
         told = [sentence for told in self._told for sentence in told]
@@ -286,16 +292,16 @@ class ScriptRecorder:
         else:
             manifest.ended, manifest.told = now(), told
         summary.told = manifest.told
-        self._sink.close(manifest, table_of(rows))
-        if self._log is not None:
-            self._log.close()
+
+    def _sum_up(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
+        manifest = self._manifest
         selected = [row for row in rows if row["selected"]]
         summary.nothing_called = not self._models.known
         summary.modules_selected = len(selected)
         summary.modules_fired = sum(1 for row in selected if row["calls"])
         summary.missing = self._models.missing(rows)
         summary.steps = manifest.steps
-        summary.wall_seconds = wall
+        summary.optimizer_steps = manifest.optimizer_steps
         summary.error = manifest.error
         summary.partial = self._sink.failure or manifest.partial
         summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from tenterhook.capture import Capture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.recording.environment import now
 from tenterhook.recording.manifest import Cost, Manifest, Model
 
-__all__ = ["end_capture", "finish_manifest", "words_of"]
+__all__ = ["Ending", "end_capture", "finish_manifest", "words_of"]
+
+T = TypeVar("T")
+
+
+class Ending:
+    """The end of a session, part by part: each is done though one before has failed, so that nothing recorded is lost.
+
+    Attributes:
+        fault: the first fault of ours; to be raised where that is wanted and nothing of the user's stands in its way.
+        interrupt: the first exception that is no fault, such as Ctrl-C; to be raised when all is done.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.fault: Exception | None = None
+        self.interrupt: BaseException | None = None
+        self._manifest = manifest
+
+    def do(self, part: Callable[[], T], what: str, otherwise: T) -> T:
+        """Do a part; where it fails, the recording is marked partial.
+
+        Args:
+            part: to be done.
+            what: what has failed, to be told.
+            otherwise: what is given where it fails.
+        """
+        try:
+            return part()
+        except (
+            Exception
+        ) as fault:  # a fault of ours: it must neither hide the user's error nor keep the rest from being done
+            self.fault = self.fault or fault
+            words = f"{what}: {type(fault).__name__}: {fault}"
+            self._manifest.partial = f"{self._manifest.partial}; {words}" if self._manifest.partial else words
+        except BaseException as interrupt:
+            self.interrupt = self.interrupt or interrupt
+        return otherwise
 
 
 def words_of(error: BaseException | None) -> str | None:
@@ -21,23 +58,14 @@ def words_of(error: BaseException | None) -> str | None:
 
 
 def end_capture(
-    capture: Capture, parameters: Iterable[ParameterWatch], error: BaseException | None
-) -> Exception | None:
-    """Close what is still open, take everything off, and hand over the last rows.
-
-    Returns:
-        a fault of ours that came up, which ends no run: the recording is marked partial; to be raised where that is wanted
-        and nothing of the user's stands in its way.
-    """
-    fault: Exception | None = None
+    ending: Ending, capture: Capture, parameters: Iterable[ParameterWatch], error: BaseException | None
+) -> None:
+    """Close what is still open, take everything off, and hand over the last rows."""
     capture.closed = True  # another thread may be calling modules: their hooks do nothing from now on
-    for close in (lambda: capture.abandon_open_calls(error), *(one.close for one in parameters), capture.close):
-        try:
-            close()
-        except Exception as one:  # a fault of ours: it must not stand in the way of the user's own exception
-            fault = fault or one
-            capture.stop(f"{type(one).__name__}: {one}")
-    return fault
+    ending.do(lambda: capture.abandon_open_calls(error), "open calls could not be recorded", None)
+    for one in parameters:
+        ending.do(one.close, "the last values of parameters could not be recorded", None)
+    ending.do(capture.close, "the last rows could not be recorded, or hooks not be taken off", None)
 
 
 def finish_manifest(
@@ -55,8 +83,9 @@ def finish_manifest(
     """
     manifest.ended = now()
     manifest.models = list(models)
-    manifest.told = list(told)
+    manifest.told = [*told, *dict.fromkeys(capture.told)]
     manifest.steps = capture.tracker.steps_seen
     manifest.steps_recorded = recorded
-    manifest.partial = manifest.partial or capture.failure
+    manifest.optimizer_steps = capture.tracker.turns.counts
+    manifest.partial = "; ".join(filter(None, (capture.failure, manifest.partial))) or None
     manifest.cost = Cost(hook_seconds=capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - began_ns) / 1e9)

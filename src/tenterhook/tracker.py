@@ -19,6 +19,7 @@ from typing import Any, Literal
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Rerun, Watched
 from tenterhook.native import NATIVE
+from tenterhook.optimizer_turns import OptimizerTurns
 
 __all__ = ["Tracker"]
 
@@ -84,6 +85,7 @@ class Tracker:
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
         self._calls_in_step = False
         self._ended_by = 0  # id of the optimizer that ended the last step
+        self.turns = OptimizerTurns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
         self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
         self.root_has_run = False
@@ -370,6 +372,7 @@ class Tracker:
         if self._calls_in_step or (not self.sees_all and id(optimizer) == self._ended_by):
             self._steps_by = "optimizer"
             self._ended_by = id(optimizer)
+            self.turns.ended(optimizer)
             self.end_step()
 
     def user_stepped(self) -> None:

@@ -122,6 +122,14 @@ def test_all_processes_are_recorded_and_one_speaks(here: Path, ending: str, code
     assert sorted(done.stdout.splitlines()) == ["rank 0 ['--lr', '3']", "rank 1 ['--lr', '3']"]
     assert done.stderr.count("writing a.thk") == done.stderr.count("VERDICT  recorded 2 of 4 steps") == 1
     assert "tenterhook, rank 0 of 2 ---" in done.stderr
+    assert " ranks   2 write into this recording" in done.stderr
+    told = [" ".join(line.split()) for line in done.stderr.splitlines() if line.startswith("tenterhook, rank 1")]
+    failed = (
+        "tenterhook, rank 1 of 2: train.py ended by SystemExit: 3, its own; until then: tenterhook show a.thk --rank 1"
+    )
+    assert told in ([failed], [])  # torchrun ends the others as soon as one has failed
+    assert (failed in told or "SystemExit: 3, the script's own" in done.stderr) == bool(code)
+    assert ('torchrun writes "tenterhook FAILED" of that' in " ".join(done.stderr.split())) == bool(code)
     found = open_recording(here / "a.thk")
     assert found.ranks == [0, 1]
     assert found.steps == [0, 2]

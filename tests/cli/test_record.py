@@ -233,6 +233,7 @@ def test_what_was_recorded_before_the_end_is_kept(folder: Path, ending: str, cod
     [verdict] = [line for line in done.stderr.splitlines() if line.startswith("VERDICT  recorded")]
     assert verdict.endswith("STOPPED")
     assert f" ended   by {error}" in done.stderr
+    assert "the script's own" in " ".join(done.stderr.split())
     assert found.manifest.error is not None
     assert found.manifest.error.startswith(error)
     assert "tenterhook/cli" not in done.stderr

@@ -13,6 +13,7 @@ from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from tenterhook.cli import run_show
+from tests.cli import recordings
 from tests.cli.commands import Result, tenterhook
 from tests.cli.recordings import (
     write_empty,
@@ -256,18 +257,35 @@ def test_limit_says_how_much_is_left(net: Path) -> None:
     assert "rnn" not in out
 
 
-def test_long_names_leave_the_numbers_whole(tmp_path: Path) -> None:
-    from tests.cli import recordings
-
+@pytest.fixture
+def long_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     name = "encoder.layers.11.attention.self.query_key_value.projection.dense"
-    recordings.MODULES_OF_NET[name] = "Linear"
-    try:
-        net = write_net(tmp_path / "a.thk")
-    finally:
-        del recordings.MODULES_OF_NET[name]
-    out = show(str(net), width=80).out
-    assert "64x32x26x26" in out
-    assert "1.23e+04" in out
+    monkeypatch.setitem(recordings.MODULES_OF_NET, name, "Linear")
+    return write_net(tmp_path / "long.thk")
+
+
+def tables(path: Path, *args: str, width: int) -> tuple[list[str], str]:
+    """The lines of all tables of one step, and what is said below them."""
+    out = show(str(path), "--step", "1", *args, width=width).out
+    *found, below = out[out.index("\nstep 1") :].split("\n\n")
+    return [line for table in found for line in table.strip().splitlines()], " ".join(below.split())
+
+
+@pytest.mark.parametrize("form", ["tree", "order", "table"])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_what_does_not_fit_is_left_out_whole_and_named(long_names: Path, form: str, width: int) -> None:
+    everything, _ = tables(long_names, "--as", form, "--wide", width=width)
+    shown, below = tables(long_names, "--as", form, width=width)
+    assert max(map(len, shown)) <= width
+    assert any("! 3 nan, 2 inf" in line for line in shown)
+    words = [{word for line in lines for word in line.split()} for lines in (everything, shown)]
+    cut = {word for word in words[1] - words[0] if not word.endswith("\N{HORIZONTAL ELLIPSIS}")}
+    assert not cut
+    titles = [[line.split() for line in lines if "|max|" in line] for lines in (everything, shown)]
+    missing = {title for wide, narrow in zip(*titles, strict=True) for title in wide if title not in narrow}
+    told = re.match(r"left out for width: ([^;(]+)", below)
+    assert missing == (set(told[1].strip().split(", ")) if told else set())
+    assert ("--wide shows all" in below) == (everything != shown)
 
 
 @pytest.mark.parametrize(

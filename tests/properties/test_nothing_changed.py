@@ -139,7 +139,8 @@ def _state(net: nn.Module) -> list[Any]:
         for name, module in net.named_modules()
     ]
     parameters = [(name, p.requires_grad, len(p._backward_hooks or {})) for name, p in net.named_parameters()]
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # torch 2.6 has no way to ask
+    hooks = top(True) if top is not None else None
     return [modules, parameters, list(net.state_dict()), hooks]
 
 

@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, Pace
 from tests.recording.synthetic import step_of_rows
 
 
 def main(target: str, interval: float, roll_bytes: int) -> None:
     """Write steps of ten rows and a tensor for ever."""
-    sink = DiskSink(target, Manifest(), flush_interval=interval, roll_bytes=roll_bytes, shard_bytes=40_000)
+    sink = DiskSink(target, Manifest(), pace=Pace(flush_interval=interval, roll_bytes=roll_bytes, shard_bytes=40_000))
     step = 0
     while True:
         calls, values = step_of_rows(step)

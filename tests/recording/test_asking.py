@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 import tenterhook as th
+from tenterhook.cli.run_show import page_of
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError, TenterhookError
-from tenterhook.recording import DiskSink, Manifest, MemorySink, Recording, index, open_recording, parts
+from tenterhook.recording import DiskSink, Manifest, MemorySink, Pace, Recording, index, open_recording, parts, query
 from tenterhook.recording.buckets import Buckets
 from tests.recording.synthetic import modules_table, step_of_rows
 
@@ -70,8 +73,40 @@ def test_reading_in_the_loop_looks_at_each_row_once(tmp_path: Path, work: Counte
     assert work["whole"] == work["streams"] == 0
 
 
+def test_a_page_about_a_recording_that_grows_speaks_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest()
+    sink = DiskSink(tmp_path / "a.thk", manifest)
+    written = 0
+
+    def grow() -> None:
+        nonlocal written
+        for batch, write in zip(step_of_rows(written), (sink.write_calls, sink.write_values), strict=True):
+            write(batch)
+        sink.flush()
+        written += 1
+
+    grow()
+    grow()
+    answered = query.run
+
+    def answer(*arguments: Any) -> pa.Table:
+        grow()
+        return answered(*arguments)
+
+    monkeypatch.setattr(query, "run", answer)
+    recording = open_recording(tmp_path / "a.thk")
+    page = page_of(recording, "a.thk")
+    assert written > 5
+    assert page.overview.steps == len(page.steps) == page.overview.values // 5 == sum(page.overview.calls.values()) // 5
+    assert len(recording.query("select distinct step from calls")) > page.overview.steps
+    monkeypatch.undo()
+    sink.close(manifest, modules_table())
+
+
 def test_streams_that_become_parquet_are_gone_on_with(tmp_path: Path) -> None:
-    sink = DiskSink(tmp_path / "a.thk", Manifest(), roll_bytes=40_000, shard_bytes=20_000)
+    sink = DiskSink(tmp_path / "a.thk", Manifest(), pace=Pace(roll_bytes=40_000, shard_bytes=20_000))
     recording = None
     for step in range(60):
         calls, values = step_of_rows(step)

@@ -11,7 +11,6 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenterhook.errors import NotRecordedError, RecordingError
-from tenterhook.recording import DiskSink, Manifest, open_recording, parts, query
+from tenterhook.recording import DiskSink, Manifest, open_recording, query
 from tenterhook.recording.dump import dump
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
 from tenterhook.recording.tensors import INDEX
@@ -284,6 +283,10 @@ def shard_with(path: Path, header: bytes, declared: int | None = None) -> None:
         {"t0": {"dtype": "O", "shape": [8], "data_offsets": [0, 64]}},
         {"t0": {"dtype": "U8", "shape": [8, 8], "data_offsets": [0, 64]}, "__metadata__": {"t0": "object"}},
         {"t0": {"dtype": "U8", "shape": [], "data_offsets": [0, 64]}, "__metadata__": {"t0": "M8[ns]"}},
+        {
+            "t0": {"dtype": "U8", "shape": [], "data_offsets": [0, 64]},
+            "__metadata__": {"t0": "08,f4"},
+        },  # met by atheris
         {"t0": {"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}},
         {"t0": "text"},
         [1, 2],
@@ -397,9 +400,8 @@ def test_a_part_with_a_word_that_is_in_no_dictionary_is_refused(closed: Path, mo
         rows = read(self, **options).slice(0, 2)
         return rows.set_column(rows.schema.get_field_index("path"), rows.schema.field("path"), bad)
 
-    monkeypatch.setattr(
-        parts, "ds", SimpleNamespace(dataset=lambda *a, **k: Damaged(ds.dataset(*a, **k), damaged), field=ds.field)
-    )
+    whole = ds.dataset
+    monkeypatch.setattr(ds, "dataset", lambda *args, **options: Damaged(whole(*args, **options), damaged))
     with pytest.raises(RecordingError, match=r"calls-00000\.parquet is damaged .*out of bounds: 228"):
         open_recording(closed).table("calls")
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tenterhook.errors import NotRecordedError, RecordingError, TargetError
-from tenterhook.recording import DiskSink, Manifest, environment, find_recordings, open_recording
+from tenterhook.recording import DiskSink, Manifest, Pace, environment, find_recordings, open_recording
 from tenterhook.recording.dump import dump
 from tenterhook.recording.shards import ShardWriter
 from tenterhook.recording.tensors import TensorStore
@@ -79,7 +79,7 @@ def test_the_manifest_is_there_from_the_start(tmp_path: Path) -> None:
 
 
 def test_rows_reach_the_file_within_the_interval(tmp_path: Path) -> None:
-    sink = DiskSink(tmp_path / "a.thk", Manifest(), flush_interval=0.05)
+    sink = DiskSink(tmp_path / "a.thk", Manifest(), pace=Pace(flush_interval=0.05))
     write_steps(sink, range(2))
     deadline = time.monotonic() + 20
     while open_recording(tmp_path / "a.thk").table("calls").num_rows < 10 and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def test_rows_reach_the_file_within_the_interval(tmp_path: Path) -> None:
 
 def test_streams_are_rolled_into_parts(tmp_path: Path) -> None:
     manifest = Manifest()
-    sink = DiskSink(tmp_path / "a.thk", manifest, roll_bytes=50_000)
+    sink = DiskSink(tmp_path / "a.thk", manifest, pace=Pace(roll_bytes=50_000))
     for step in range(40):
         write_steps(sink, range(step, step + 1))
         sink.flush()
@@ -197,7 +197,7 @@ def test_two_processes_cannot_write_the_same_target(tmp_path: Path) -> None:
     code = """
 import sys
 from tenterhook.errors import TargetError
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, Pace
 try:
     DiskSink(sys.argv[1], Manifest(), overwrite=sys.argv[2] == "overwrite")
 except TargetError as error:
@@ -237,7 +237,7 @@ def test_of_many_that_claim_at_once_one_writes(tmp_path: Path) -> None:
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     code = """
 import os, sys
-from tenterhook.recording import DiskSink, Manifest, open_recording
+from tenterhook.recording import DiskSink, Manifest, Pace, open_recording
 from tests.recording.synthetic import modules_table, step_of_rows
 sink = DiskSink(sys.argv[1], Manifest())
 def write(step):
@@ -266,9 +266,9 @@ print(recording.table("values").num_rows, recording.steps, recording.manifest.no
 def test_a_process_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
     code = """
 import sys
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, Pace
 from tests.recording.synthetic import step_of_rows
-sink = DiskSink(sys.argv[1], Manifest(), flush_interval=1000.0)
+sink = DiskSink(sys.argv[1], Manifest(), pace=Pace(flush_interval=1000.0))
 calls, values = step_of_rows(0)
 sink.write_calls(calls); sink.write_values(values)
 raise SystemExit(3)
@@ -281,12 +281,12 @@ raise SystemExit(3)
 def test_a_full_disk_stops_the_recording_and_not_the_run(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, Pace
 from tests.recording.synthetic import many_values, modules_table
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a file at its limit gives an error, as a full disk does
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
 manifest = Manifest()
-sink = DiskSink(sys.argv[1], manifest, flush_interval=0.01)
+sink = DiskSink(sys.argv[1], manifest, pace=Pace(flush_interval=0.01))
 for step in range(200):
     sink.write_values(many_values(3000, first_step=step * 10))
     sink.flush()
@@ -313,7 +313,7 @@ def test_a_full_disk_has_room_to_say_so(tmp_path: Path) -> None:
         pytest.skip("mounting a small file system is not permitted here")
     try:
         manifest = Manifest()
-        sink = DiskSink(disk / "a.thk", manifest, flush_interval=0.01)
+        sink = DiskSink(disk / "a.thk", manifest, pace=Pace(flush_interval=0.01))
         total = 0
         for step in range(60):
             batch = many_values(3000, first_step=step * 10)
@@ -362,7 +362,7 @@ def test_a_slow_disk_slows_the_run_and_memory_stays_bounded(
     batch = many_values(300)
     manifest = Manifest()
     limit = 4 * len(batch) * 500
-    sink = DiskSink(tmp_path / "a.thk", manifest, queue_limit=limit)
+    sink = DiskSink(tmp_path / "a.thk", manifest, pace=Pace(queue_limit=limit))
     for _ in range(60):
         sink.write_values(batch)
         most[0] = max(most[0], sink._worker.queue.held)
@@ -507,9 +507,9 @@ def test_a_dump_shows_every_row_and_tensor(tmp_path: Path) -> None:
 def test_memory_stays_flat_over_a_long_recording(tmp_path: Path) -> None:
     code = """
 import resource, sys
-from tenterhook.recording import DiskSink, Manifest
+from tenterhook.recording import DiskSink, Manifest, Pace
 from tests.recording.synthetic import many_values, modules_table
-sink = DiskSink(sys.argv[1], Manifest(), roll_bytes=4 << 20, queue_limit=8 << 20)
+sink = DiskSink(sys.argv[1], Manifest(), pace=Pace(roll_bytes=4 << 20, queue_limit=8 << 20))
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 batch = many_values(20_000)
 for _ in range(20): sink.write_values(batch)
@@ -546,7 +546,7 @@ def test_a_clock_that_jumps_changes_nothing_but_the_dates(tmp_path: Path, monkey
     monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
     monkeypatch.setattr(environment, "datetime", Jumping)
     manifest = environment.start_manifest()
-    sink = DiskSink(tmp_path / "a.thk", manifest, flush_interval=0.1)
+    sink = DiskSink(tmp_path / "a.thk", manifest, pace=Pace(flush_interval=0.1))
     for step in range(3):
         calls, values = step_of_rows(step)
         sink.write_calls(calls)

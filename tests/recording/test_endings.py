@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from torch import nn
 
 import tenterhook as th
 from tenterhook.recording import Cost, DiskSink, Manifest
+from tests.cli.commands import tenterhook
 from tests.recording.synthetic import call, calls_batch, modules_table, value, values_batch
 
 ROOT = Path(__file__).parents[2]
@@ -53,31 +55,51 @@ def test_the_body_that_raised_is_told(tmp_path: Path, error: BaseException | Non
 
 
 SCRIPT = """
-import sys, torch
+import os, signal, sys, time, torch
 net = torch.nn.Linear(2, 1)
 net(torch.ones(1, 2))
 {end}
 """
+KILLED = (False, None, "UNFINISHED", "unfinished")
+# the script's last line -> its exit code; whether the recording is complete, what ended it, and its state in the summary and for programs
 ENDS = {
-    "raise ValueError('bad batch')": ("ValueError: bad batch", 1),
-    "raise KeyboardInterrupt": ("KeyboardInterrupt", -2),
-    "sys.exit('no data')": ("SystemExit: no data", 1),
-    "sys.exit(7)": ("SystemExit: 7", 7),
-    "sys.exit(0)": (None, 0),
-    "pass": (None, 0),
-}
+    "pass": (0, (True, None, "complete", "complete")),
+    "sys.exit(0)": (0, (True, None, "complete", "complete")),
+    "raise ValueError('bad batch')": (1, (True, "ValueError: bad batch", "STOPPED", "stopped")),
+    "raise KeyboardInterrupt": (-2, (True, "KeyboardInterrupt", "STOPPED", "stopped")),
+    "sys.exit('no data')": (1, (True, "SystemExit: no data", "STOPPED", "stopped")),
+    "sys.exit(7)": (7, (True, "SystemExit: 7", "STOPPED", "stopped")),
+    "os.kill(os.getpid(), signal.SIGINT)": (-2, (True, "KeyboardInterrupt", "STOPPED", "stopped")),
+    "os.kill(os.getpid(), signal.SIGTERM)": (-15, (True, "Terminated: ended by SIGTERM", "STOPPED", "stopped")),
+    "os.kill(os.getpid(), signal.SIGHUP)": (-1, (True, "Terminated: ended by SIGHUP", "STOPPED", "stopped")),
+    "os.kill(os.getpid(), signal.SIGTERM); sys.exit(3)": (
+        -15, (True, "Terminated: ended by SIGTERM", "STOPPED", "stopped")
+    ),
+    "time.sleep(2); os._exit(0)": (0, KILLED),
+    "time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)": (-9, KILLED),
+    "time.sleep(2); os.abort()": (-6, KILLED),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_script_that_failed_is_told(tmp_path: Path, end: str) -> None:
+def test_how_a_script_ended_is_told(tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
+    code, (complete, words, state, status) = ENDS[end]
     command = [sys.executable, "-m", "tenterhook", "record", "-o", "a.thk", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    words, code = ENDS[end]
     assert done.returncode == code, done.stderr
+    manifest = json.loads((tmp_path / "a.thk" / "recording.json").read_text())
+    assert (manifest["complete"], manifest["error"]) == (complete, words)
     recording = th.open(tmp_path / "a.thk")
-    assert recording.ended_by == words and recording.manifest.complete
+    assert (recording.manifest.complete, recording.ended_by) == (complete, words)
+    assert [call.path for call in recording.order()] == [""]
+    shown = tenterhook("show", str(tmp_path / "a.thk")).out
+    assert shown.splitlines()[0].endswith(f" {state}")
+    told = [shown, done.stderr] if complete else [shown]
+    assert all((f"by {words}" in text) == (words is not None) and state in text for text in told)
+    assert complete or "VERDICT" not in done.stderr
+    assert json.loads(tenterhook("show", str(tmp_path / "a.thk"), "--json").out)["status"] == status
 
 
 def test_of_several_ranks_each_says_its_own(tmp_path: Path) -> None:

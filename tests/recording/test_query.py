@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tenterhook.errors import RecordingError
-from tenterhook.recording import DiskSink, Manifest, MemorySink, Recording, open_recording
+from tenterhook.recording import DiskSink, Manifest, MemorySink, Pace, Recording, open_recording
 from tenterhook.recording.rows import ROW_GROUP
 from tenterhook.stats import STATISTICS
 from tests.recording.synthetic import call, calls_batch, many_values, modules_table, step_of_rows, value, values_batch
@@ -51,7 +51,7 @@ def test_the_first_of_many_that_are_not_finite(tmp_path: Path, bad: str, close: 
     sinks = []
     for rank, places in enumerate(([], [(5, 70_000), (5, 64_999)], [(5, 64_999), (8, 3)])):
         manifest = Manifest(rank=rank, world=3)
-        sink = DiskSink(tmp_path / "a.thk", manifest, rank=rank, roll_bytes=8_000_000)
+        sink = DiskSink(tmp_path / "a.thk", manifest, rank=rank, pace=Pace(roll_bytes=8_000_000))
         batch = many_values(100_000, modules=13_000)
         for step, seq in places:
             batch = changed(changed(batch, "step", seq, step), bad, seq, 2)

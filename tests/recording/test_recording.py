@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError
 from tenterhook.recording import DiskSink, Manifest, MemorySink, Nested, Recording, Value, open_recording
@@ -99,6 +101,51 @@ def test_statistics_stand_for_a_tensor_that_was_not_stored(build: Build) -> None
         output.median  # noqa: B018
 
 
+def one_call(sink: Writer) -> None:
+    sink.write_calls(calls_batch(call(1)))
+    sink.write_values(values_batch(value(2, 1)))
+
+
+def one_stored(sink: Writer) -> None:
+    sink.write_calls(calls_batch(call(1)))
+    sink.write_tensor("t", np.arange(3.0))
+    sink.write_values(values_batch(value(2, 1, tensor="t")))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda output: output + 1,
+        lambda output: 2 * output,
+        lambda output: np.ones(3) - output,
+        lambda output: torch.ones(3) * output,
+        lambda output: output @ torch.ones(3, 3),
+        lambda output: -output,
+        lambda output: output > 0,
+        lambda output: output[0],
+        list,
+        float,
+        np.asarray,
+        np.abs,
+    ],
+)
+def test_calculating_with_what_was_not_stored_says_what_to_do(build: Build, use: Callable[[Any], object]) -> None:
+    output = build(one_call)["conv1"].output
+    with pytest.raises(NotRecordedError, match=r"conv1:output#0@0 was recorded without its tensor.*tensors=True"):
+        use(output)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'softmax'; conv1:output#0@0 was recorded without its tensor"
+    ):
+        output.softmax(0)
+
+
+def test_numpy_takes_a_value_whose_tensor_was_stored(build: Build) -> None:
+    [found] = build(one_stored)["conv1"].calls[0].values
+    assert np.asarray(found).tolist() == [0, 1, 2] and np.asarray(found, np.float32).dtype == np.float32
+    with pytest.raises(NotRecordedError, match=r"the tensor itself is \.tensor"):
+        found + 1
+
+
 def test_what_is_wrong_with_a_value_is_in_its_line() -> None:
     sink = MemorySink()
     sink.write_calls(calls_batch(call(0)))
@@ -166,6 +213,27 @@ def test_nested_values_are_gone_into_as_they_were(build: Build) -> None:
         output["loss"]
     assert not hasattr(output, "loss")
     assert output["[0]"].address == "conv1:output[0]#0@0" and given["x"].address == "conv1:input.x#0@0"
+
+
+def test_what_holds_one_tensor_gives_it(build: Build) -> None:
+    given = build(nested_call)["conv1"].input
+    assert given["mask"].only() == given["mask[0]"]
+    with pytest.raises(AmbiguousError, match=r"holds 2 tensors; choose one: 'x', 'mask\[0\]'"):
+        given.only()
+    with pytest.raises(
+        AttributeError, match=r"no slot 'shape'; its slots are 'mask\[0\]'; \.only\(\) gives its one tensor"
+    ):
+        given["mask"].shape  # noqa: B018
+
+
+def test_a_module_prints_all_that_was_seen_of_its_calls(build: Build) -> None:
+    def write(sink: Writer) -> None:
+        sink.write_calls(calls_batch(call(0), call(3, phase="backward", forward=0)))
+        sink.write_values(values_batch(value(1, 0), value(4, 3, kind="grad_output", phase="backward")))
+
+    lines = repr(build(write)["conv1"]).splitlines()
+    assert lines[0].endswith(": 1 call")
+    assert [line.split()[0] for line in lines[1:]] == ["conv1:output#0@0", "conv1:grad_output#0@0"]
 
 
 def test_a_stored_tensor_is_given_itself(build: Build) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -19,7 +20,8 @@ from torch import nn
 
 import tenterhook as th
 from tenterhook.errors import TargetError, TenterhookError
-from tenterhook.recording import DiskSink, Manifest, resume
+from tenterhook.recording import DiskSink, Manifest, Pace, resume
+from tenterhook.recording.rows import RowWriter
 from tests.recording.resumed_program import batch, net
 from tests.recording.synthetic import call, calls_batch, modules_table, value, values_batch
 
@@ -119,7 +121,7 @@ def test_going_on_can_be_interrupted_itself(tmp_path: Path, monkeypatch: pytest.
 def test_tensors_that_no_row_names_are_taken_away(tmp_path: Path, orphans: int) -> None:
     """Shards of four small tensors, of which the last have no row yet: the process was killed just then."""
     manifest = Manifest(select="**", kinds=["output"])
-    sink = DiskSink(tmp_path / "a.thk", manifest, shard_bytes=67_000)  # the room for a header, and a little
+    sink = DiskSink(tmp_path / "a.thk", manifest, pace=Pace(shard_bytes=67_000))  # the room for a header, and a little
     for step in range(15):
         calls, values = (
             calls_batch(call(step * 2, step)),
@@ -154,6 +156,60 @@ def test_what_was_finished_is_added_to(tmp_path: Path) -> None:
     assert_whole(target, 5)
     assert collect(model, target, range(8)).resumed_from == 5
     assert_whole(target, 8)
+
+
+def test_each_time_that_it_had_ended_early_is_told_and_no_other(tmp_path: Path) -> None:
+    """Killed twice, gone on with to the end, and added to: the second kill comes before anything was closed."""
+    target, model = left(tmp_path, 4), net()
+    options = {"kinds": ["output"], "tensors": True, "stats": None}
+    with th.record(model, ["0"], to=target, resume=True, **options) as rec, torch.no_grad():  # type: ignore[arg-type]
+        for number in range(3, 6):
+            model(batch(number))
+        rec._hand_over()
+        rec._sink.flush()
+        again = shutil.copytree(target, tmp_path / "again.thk")
+        (again / "rank-00000" / "claim.json").unlink()
+    assert collect(model, again, range(8)).resumed_from == 5
+    assert collect(model, again, range(10)).resumed_from == 8
+    assert th.open(again).manifest.resumed == [3, 5]
+    assert_whole(again, 10)
+
+
+def test_the_steps_that_are_recorded_are_counted_and_not_those_that_were_wanted(tmp_path: Path) -> None:
+    model, target = net(), tmp_path / "a.thk"
+    for resume_ in (False, True):
+        with th.record(model, ["0"], kinds=["output"], to=target, resume=resume_) as rec:
+            for number in range(4):
+                if number == 2:
+                    rec.pause()  # nothing of this step is recorded
+                model(batch(number))
+                rec.step()
+                rec.resume()
+    assert rec.recording.steps == [0, 1, 3, 4, 5, 7]
+    assert (rec.recording.manifest.steps, rec.recording.manifest.steps_recorded) == (8, 6)
+
+
+def test_what_a_full_disk_kept_out_is_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, model = tmp_path / "a.thk", net()
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch, th.record(model, ["0"], kinds=["output"], to=target) as rec, torch.no_grad():
+        for number in range(8):
+            model(batch(number))
+            if number == 3:
+                rec._hand_over()
+                rec._sink.flush()
+                patch.setattr(RowWriter, "append", full)
+    assert rec.recording.manifest.partial == "writing stopped: No space left on device"
+    with th.record(model, ["0"], kinds=["output"], to=target, resume=True) as rec, torch.no_grad():
+        assert rec.resumed_from == 3
+        for number in range(rec.resumed_from, 8):
+            model(batch(number))
+    manifest = th.open(target).manifest
+    assert manifest.complete and manifest.partial is None and manifest.lost_rows == 0
+    assert th.open(target).table("values")["step"].to_pylist() == list(range(8))
 
 
 def test_resuming_needs_the_same_question(tmp_path: Path) -> None:

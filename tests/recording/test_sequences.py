@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 from pathlib import Path
 
 import ml_dtypes
@@ -48,7 +49,45 @@ def test_an_item_is_read_from_the_file_only_when_its_elements_are(target: Path) 
     base = item
     while isinstance(base.base, np.ndarray):
         base = base.base
-    assert isinstance(base, np.memmap) and not item.flags.writeable
+    assert isinstance(base, np.memmap)
+
+
+def test_what_is_given_can_be_written_to_and_changes_nothing_else(target: Path, batches: list[torch.Tensor]) -> None:
+    recording = th.open(target)
+    outputs = recording[""].outputs
+    held = [outputs[0], outputs[1], recording[""].calls[0].output]
+    for item in held:
+        item[:] += 100
+    assert np.array_equal(outputs[0], batches[0].numpy()) and np.array_equal(outputs[1], batches[1].numpy())
+    sample = outputs.samples()[0]
+    sample[:] = 7
+    assert np.array_equal(outputs.samples()[0], batches[0][0].numpy())
+    assert np.array_equal(outputs.as_torch()[0].numpy(), batches[0].numpy())
+    assert all(item[0, 0] == batch[0, 0] + 100 for item, batch in zip(held, batches[:2], strict=False))
+    assert np.array_equal(th.open(target)[""].outputs[0], batches[0].numpy())
+
+
+def test_a_tensor_can_be_asked_for_any_number_of_times(target: Path, batches: list[torch.Tensor]) -> None:
+    """More often than a process may have files open."""
+    outputs = th.open(target)[""].outputs
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        held = [outputs[1] for _ in range(1000)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    held[0][:] = 0
+    assert np.array_equal(held[-1], batches[1].numpy())
+
+
+def test_torch_takes_what_is_given_without_a_warning(target: Path, batches: list[torch.Tensor]) -> None:
+    """Warnings are errors here: torch has one for arrays that cannot be written to."""
+    outputs = th.open(target)[""].outputs
+    assert torch.equal(torch.from_numpy(outputs[0]), batches[0])
+    assert torch.equal(torch.as_tensor(outputs[2]), batches[2])
+    assert torch.equal(torch.from_numpy(outputs.samples()[-1]), batches[2][1])
+    assert torch.equal(torch.cat(list(DataLoader(outputs, batch_size=None))), torch.cat(batches))  # type: ignore[arg-type]
+    assert torch.equal(torch.cat(list(DataLoader(outputs.samples(), batch_size=5))), torch.cat(batches))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

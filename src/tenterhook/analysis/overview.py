@@ -6,14 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tenterhook.address import ROOT, Address, format_place, split_op
+from tenterhook.address import ROOT, format_place, split_op
 from tenterhook.analysis.asked import Part, parts_of
+from tenterhook.analysis.nonfinite import COUNTS, NOT_FINITE, FirstNonfinite, Nonfinite, find_nonfinite
+from tenterhook.analysis.stuck import Stuck, find_stuck
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording
 from tenterhook.recording.spelling import spelled
 from tenterhook.stats import STATISTICS
 
-__all__ = ["FirstNonfinite", "Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
+__all__ = ["Overview", "Row", "Seen", "overview", "rows_of_sites", "rows_of_step", "steps_of"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ class Seen:
     @property
     def nonfinite(self) -> dict[str, int]:
         """How many values are no finite numbers: ``{"nan": 3, "+inf": 1}``."""
-        names = (("nan", "nan_count"), ("+inf", "posinf_count"), ("-inf", "neginf_count"))
-        return {word: int(self.statistics[name] or 0) for word, name in names if self.statistics.get(name)}
+        return {word: int(self.statistics[name] or 0) for word, name in COUNTS if self.statistics.get(name)}
 
 
 @dataclass(frozen=True)
@@ -84,27 +85,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class FirstNonfinite:
-    """The first value of a recording with numbers in it that are not finite.
-
-    Attributes:
-        address: its address.
-        counts: what is in it: ``{"nan": 3}``.
-        place: its module, as ``tenterhook show --site`` takes it.
-        step: its step.
-        rank: the process that saw it.
-        origin: what is known of where it came from.
-    """
-
-    address: str
-    counts: dict[str, int]
-    place: str
-    step: int
-    rank: int
-    origin: str
-
-
-@dataclass(frozen=True)
 class Overview:
     """Counts over a whole recording.
 
@@ -117,7 +97,11 @@ class Overview:
         values: number of tensors seen.
         unmeasured: how many of them came without statistics, so that nobody knows whether they are finite.
         nonfinite: how many of them have values that are no finite numbers, of those measured; None where none was.
-        first_nonfinite: where the first of these is, and where it may have come from.
+        masks: how many of these are masks: their -inf are meant.
+        first_nonfinite: the first that is no mask, and where it may have come from.
+        first_born: the first with a NaN or +inf, where that is another.
+        first_mask: the first that is a mask.
+        stuck: activations that gave only zeros, or only the ends of their range.
         error: the last call that raised, and what.
         crowded: the step with the most calls of one model itself: how many, its number and the model's name.
     """
@@ -132,12 +116,15 @@ class Overview:
     values: int
     unmeasured: int
     nonfinite: int | None
+    masks: int
     first_nonfinite: FirstNonfinite | None
+    first_born: FirstNonfinite | None
+    first_mask: FirstNonfinite | None
+    stuck: list[Stuck]
     error: tuple[str, str] | None
     crowded: tuple[int, int, str] | None
 
 
-_BAD = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
 _CAME = "dtype is distinct from 'none'"
 """Of what never came, such as a gradient, there is nothing to measure."""
 _UNKNOWN = f"({_CAME} and (nan_count is null or posinf_count is null or neginf_count is null))"
@@ -155,10 +142,7 @@ def overview(recording: Recording) -> Overview:
     ).to_pylist()
     [values] = recording.query(
         f"select count(*) n, count(*) filter ({_CAME}) came, count(*) filter ({_UNKNOWN}) unknown, "
-        f"count(*) filter ({_BAD}) bad from values"
-    ).to_pylist()
-    first = recording.query(
-        f"select * exclude (sketch) from values where {_BAD} order by step, seq, rank limit 1"
+        f"count(*) filter ({NOT_FINITE}) bad from values"
     ).to_pylist()
     raised = recording.query(
         "select model, path, call, step, error from calls where error is not null order by seq desc limit 1"
@@ -168,6 +152,7 @@ def overview(recording: Recording) -> Overview:
         "group by rank, step, model order by n desc, step limit 1"
     ).to_pylist()
     several = len(recording.models) > 1
+    odd = find_nonfinite(recording, several=several) if values["bad"] else Nonfinite(None, None, 0, None)
     return Overview(
         steps=steps["n"],
         first_step=steps["low"],
@@ -179,47 +164,14 @@ def overview(recording: Recording) -> Overview:
         values=values["n"],
         unmeasured=values["unknown"],
         nonfinite=None if 0 < values["came"] == values["unknown"] and not values["bad"] else values["bad"],
-        first_nonfinite=_first(recording, first[0], several) if first else None,
+        masks=odd.masks,
+        first_nonfinite=odd.first,
+        first_born=odd.first_born,
+        first_mask=odd.first_mask,
+        stuck=find_stuck(recording, several=several),
         error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
         crowded=(full[0]["n"], full[0]["step"], full[0]["model"] or ROOT) if full else None,
     )
-
-
-_ORIGINS = {
-    "input": "nothing before it was not finite: it came from outside, or out of a function between modules (--ops shows these)",
-    "param": "the parameter itself is not finite",
-}
-_BROUGHT_IN_BY = {"output": "input", "grad_input": "grad_output"}
-
-
-def _first(recording: Recording, row: dict[str, Any], several: bool) -> FirstNonfinite:
-    path, op = split_op(row["path"] or "")
-    return FirstNonfinite(
-        address=_address(row, several),
-        counts=_seen(row).nonfinite,
-        place=format_place(path, op=op, model=row["model"] if several else None),
-        step=row["step"],
-        rank=row["rank"],
-        origin=_origin(recording, row),
-    )
-
-
-def _origin(recording: Recording, row: dict[str, Any]) -> str:
-    """Say whether a value arose in its module or came in with what that was given; rows before it are finite."""
-    kind = row["kind"]
-    source = _BROUGHT_IN_BY.get(kind)
-    if source is None or row["call_seq"] is None:
-        return _ORIGINS.get(kind, "what was recorded before it is finite")
-    [given] = recording.query(
-        f"select count(*) n, count(*) filter (nan_count is null) unknown from values where kind = '{source}' "
-        f"and rank = {int(row['rank'])} and call_seq = {int(row['call_seq'])}"
-    ).to_pylist()
-    if not given["n"]:
-        kinds = ",".join(dict.fromkeys([source, *sorted(set(recording.manifest.kinds or ["output"]))]))
-        return f"its {source} was not recorded, so it may have come in with that: --kinds {kinds} tells"
-    if given["unknown"]:
-        return f"not all of its {source} has statistics, so it may have come in with that"
-    return f"its {source} was finite, so it arose in this module or in its parameters"
 
 
 def steps_of(recording: Recording, rank: int | None = None) -> list[int]:
@@ -336,12 +288,6 @@ def _seen(row: dict[str, Any]) -> Seen:
         statistics={name: row[name] for name in STATISTICS},
         note=row["note"],
     )
-
-
-def _address(row: dict[str, Any], several: bool) -> str:
-    model = row["model"] if several else None
-    path, op = split_op(row["path"] or "")
-    return str(Address(path, row["kind"], row["slot"] or "", model, op, row["call"], row["step"]))
 
 
 def _call(row: dict[str, Any], several: bool) -> str:

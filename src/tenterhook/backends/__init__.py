@@ -319,8 +319,15 @@ class Backend(EditingMethods, Protocol):
         """Return a kept tensor as a NumPy array (bfloat16 and float8 through ml_dtypes)."""
         ...
 
+    def snapshot(self, tensor: Any) -> Any:
+        """Return a detached copy for :meth:`difference` that later changes of ``tensor`` do not reach; waits for no device."""
+        ...
+
     def difference(self, kept: Any, other: Any) -> Any:
-        """Return ``kept - other``, ``other`` being a kept copy of what ``kept`` was; of a shard, the shard of the difference."""
+        """Return ``kept - other``, ``other`` being a snapshot of what ``kept`` was; of a shard, the shard of the difference.
+
+        Waits for no device.
+        """
         ...
 
     def unscaled(self, gradient: Any, scale: float) -> Any:

@@ -52,7 +52,7 @@ class Region(Reruns):
 _nodes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the graphs that live: the regions with reentry that we know of
 _lock = threading.Lock()
 _asked: tuple[int, bool] = (-1, False)  # a backward pass, and whether it reenters
-_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node  # type: ignore[attr-defined]
+_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def pass_reenters() -> bool:

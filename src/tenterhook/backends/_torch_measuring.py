@@ -11,15 +11,21 @@ from functools import lru_cache
 import torch
 
 from tenterhook.stats import GROUP_DIGEST, GROUP_SKETCH, SKETCH_SIZE
-from tenterhook.stats.hashing import GOLDEN, SEED
 from tenterhook.stats.parts import PART_COUNTS, PART_SIZE, PART_SUMS
+from tenterhook.stats.words import (
+    LANES,
+    LOW_HALF,
+    PAGE_BYTES,
+    ROTATION,
+    SIGNED_GOLDEN,
+    SIGNED_SEED,
+    STRIPE_BYTES,
+    STRIPES,
+    mix64,
+)
 
 __all__ = ["real_dtype", "write_part"]
 
-_LANES, _STRIPES = 8, 32  # 64-bit words in a stripe of the digest, stripes in a page
-_STRIPE_BYTES, _PAGE_BYTES = 8 * _LANES, 8 * _LANES * _STRIPES
-_LOW_HALF = 0xFFFFFFFF
-_ROTATION = 0xD6E8FEB86659FD93
 _EXPONENT = {  # integers of the same size, the bits of the exponent, the powers of two that have a normal inverse
     torch.float32: (torch.int32, 0x7F800000, 2.0**-126, 2.0**126),
     torch.float64: (torch.int64, 0x7FF0000000000000, 2.0**-1000, 2.0**1000),
@@ -58,7 +64,7 @@ def write_part(
     clean = values if finite is None else torch.where(finite, values, 0.0)
     counted, summed, scaled = _statistics(values, clean, finite, real)
     if groups & GROUP_DIGEST:
-        first = start * flat.element_size() // _PAGE_BYTES
+        first = start * flat.element_size() // PAGE_BYTES
         counted[PART_COUNTS.index("cells")] = _digest_cells(flat, first)
     torch.stack(counted, out=counts[: len(PART_COUNTS)])
     torch.stack(summed, out=sums[: len(PART_SUMS)])
@@ -115,32 +121,21 @@ def _statistics(
 
 
 # --- the sketch ------------------------------------------------------------------------------------------------------
-def _signed(word: int) -> int:
-    """Return the number whose 64 bits, as a signed integer, are those of ``word``."""
-    return (word & (2**64 - 1)) - (2**64 if word & (1 << 63) else 0)
-
-
 def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
     return (words >> by) & ((1 << (64 - by)) - 1)  # signed integers shift their sign in
 
 
-def _mix64(words: torch.Tensor) -> torch.Tensor:
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
-
-
 def _weyl(start: int, count: int, device: torch.device) -> torch.Tensor:
     numbers = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=device)
-    return numbers * _signed(int(GOLDEN))
+    return numbers * SIGNED_GOLDEN
 
 
 def _projection(block: int, blocks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sign of each element, int8, and which element goes into each bucket, int64; both (blocks, 64)."""
     lanes = torch.arange(SKETCH_SIZE, dtype=torch.int64, device=device)
-    bits = _mix64(_weyl(block, blocks, device))[:, None]
+    bits = mix64(_weyl(block, blocks, device), _shifted)[:, None]
     signs = 1 - 2 * ((bits >> lanes) & 1).to(torch.int8)
-    return signs, lanes ^ _shifted(bits * _signed(_ROTATION), 58)
+    return signs, lanes ^ _shifted(bits * ROTATION, 58)
 
 
 @lru_cache(maxsize=16)
@@ -173,18 +168,18 @@ def _digest_cells(flat: torch.Tensor, first_page: int) -> torch.Tensor:
     """Return the sum of the mixed cells of the part's pages, modulo 2**64."""
     device = flat.device
     size = flat.numel() * flat.element_size()
-    stripes = -(-size // _STRIPE_BYTES)
-    pages = -(-stripes // _STRIPES)
+    stripes = -(-size // STRIPE_BYTES)
+    pages = -(-stripes // STRIPES)
     data = flat.view(torch.uint8)
-    if pages * _PAGE_BYTES != size:
-        data = torch.constant_pad_nd(data, [0, pages * _PAGE_BYTES - size], 0)
+    if pages * PAGE_BYTES != size:
+        data = torch.constant_pad_nd(data, [0, pages * PAGE_BYTES - size], 0)
     elif data.storage_offset() % 8:
         data = data.clone()
-    words = data.view(torch.int64).view(pages, _STRIPES, _LANES)
-    keys = _mix64(_weyl(0, _STRIPES * _LANES, device) + _signed(int(SEED))).view(_STRIPES, _LANES)
+    words = data.view(torch.int64).view(pages, STRIPES, LANES)
+    keys = mix64(_weyl(0, STRIPES * LANES, device) + SIGNED_SEED, _shifted).view(STRIPES, LANES)
     keyed = words ^ keys
-    products = (keyed & _LOW_HALF).mul_(_shifted(keyed, 32))
-    products.view(-1, _LANES)[stripes:] = 0  # stripes that hold no data take no part
-    neighbours = words.sum(1).view(pages, _LANES // 2, 2).flip(2).view(pages, _LANES)
+    products = (keyed & LOW_HALF).mul_(_shifted(keyed, 32))
+    products.view(-1, LANES)[stripes:].zero_()  # stripes that hold no data take no part
+    neighbours = words.sum(1).view(pages, LANES // 2, 2).flip(2).view(pages, LANES)
     cells = (products.sum(1) + neighbours).view(-1)
-    return _mix64(cells + _weyl(first_page * _LANES, pages * _LANES, device)).sum()
+    return mix64(cells + _weyl(first_page * LANES, pages * LANES, device), _shifted).sum()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from tenterhook.backends._torch_editing import set_bypasses_aside
@@ -21,7 +21,7 @@ from tenterhook.backends._torch_native import set_around_aside
 
 __all__ = ["scripting_without_hooks"]
 
-_recursive: Any = torch.jit._recursive
+_recursive: Any = importlib.import_module("torch.jit._recursive")
 _NAME = "create_script_module"
 _TABLES = {"_forward_pre_hooks": "_forward_pre_hooks_with_kwargs", "_forward_hooks": "_forward_hooks_with_kwargs"}
 

@@ -139,10 +139,18 @@ class TensorValues:
                 .view(getattr(ml_dtypes, name))
             )
 
+    def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        if shards.is_dtensor(tensor):
+            tensor = shards.local_part(tensor)
+        plain = tensor.detach()
+        # to pinned memory of the host: that waits for nothing, and the device keeps its memory for the step
+        return plain.clone() if plain.is_cpu or plain.is_meta else plain.to("cpu", non_blocking=True)
+
     def difference(self, kept: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         if shards.is_dtensor(kept):
-            return shards.shard_like(kept, self.keep(kept) - other)
-        return kept.detach().to(other.device) - other
+            local = shards.local_part(kept).detach()
+            return shards.shard_like(kept, local - other.to(local.device, non_blocking=True))
+        return kept.detach() - other.to(kept.device, non_blocking=True)
 
     def unscaled(self, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         with torch.no_grad():

@@ -32,6 +32,7 @@ from tenterhook.backends import (
     Summary,
 )
 from tenterhook.backends import _mindspore_checkpoint as checkpoint
+from tenterhook.backends import _mindspore_device as devices
 from tenterhook.backends import _mindspore_models as models
 from tenterhook.backends._installed import function_name, users_function
 from tenterhook.backends._mindspore_in_place import tell_of_cells, tell_of_code
@@ -43,6 +44,7 @@ from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_constr
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, is_nested, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
+from tenterhook.backends._mindspore_unseen import unseen
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -129,7 +131,7 @@ class MindSporeBackend:
 
     def trace_ops(self, listener: OpListener) -> OpMode:
         tell_once(MISSES)
-        return OpMode(listener)
+        return OpMode(listener, self.defers)
 
     def owns_forward(self, module: nn.Cell) -> bool:
         return is_builtin_construct(module)
@@ -263,16 +265,26 @@ class MindSporeBackend:
 
     # --- values ----------------------------------------------------------------------------------------------------
     def summary(self, tensor: mindspore.Tensor) -> Summary:
-        return tuple(tensor.shape), str(tensor.dtype).lower(), str(tensor.device).lower()
+        return tuple(tensor.shape), _dtype_name(tensor), devices.device_of(tensor)
 
     def measure(self, tensor: mindspore.Tensor, rows: RowBuffer, row: int) -> str | None:
         if _is_uninitialised(tensor):
             return "parameter not initialised yet"
+        name = _dtype_name(tensor)
+        device = devices.device_of(tensor)
+        if name in DTYPE_CODES and self.defers(device):
+            with unseen():
+                if devices.defer(tensor, rows, row, name=name, device=device):
+                    return None
         array = tensor.asnumpy()
         if array.dtype.name not in DTYPE_CODES:
-            return f"no statistics for dtype {str(tensor.dtype).lower()}"
+            return f"no statistics for dtype {name}"
         rows.measure_array(row, array)
         return None
+
+    def defers(self, device: str) -> bool:
+        """Whether tensors of a device are measured where they lie, and rows filled in later: all but those of the host."""
+        return not device.startswith("cpu")
 
     def shard_offset(self, tensor: mindspore.Tensor) -> None:
         return None
@@ -290,10 +302,23 @@ class MindSporeBackend:
         # MindSpore's bfloat16 is a NumPy dtype of its own
         return array.view(np.dtype(ml_dtypes.bfloat16)) if kept.dtype == mindspore.bfloat16 else array
 
+    def snapshot(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
+        if _is_uninitialised(tensor) or not self.defers(devices.device_of(tensor)):
+            return self.keep(tensor)
+        with unseen():
+            return devices.copy_where_it_lies(tensor)
+
     def difference(self, kept: mindspore.Tensor, other: mindspore.Tensor) -> mindspore.Tensor:
+        if self.defers(devices.device_of(kept)):
+            with unseen():
+                return kept - other
         return mindspore.Tensor(self.to_numpy(kept) - self.to_numpy(other))
 
     def unscaled(self, gradient: mindspore.Tensor, scale: float) -> mindspore.Tensor:
+        if self.defers(devices.device_of(gradient)):
+            with unseen():
+                whole = gradient.astype(mindspore.float32) if gradient.itemsize < 4 else gradient
+                return whole / mindspore.Tensor(scale, whole.dtype)
         array = self.to_numpy(gradient)
         return mindspore.Tensor(
             (array.astype(np.float32) if array.dtype.itemsize < 4 else array) / array.dtype.type(scale)
@@ -312,6 +337,11 @@ class MindSporeBackend:
             "seeds": {"mindspore": mindspore.get_seed()} if mindspore.get_seed() is not None else {},
             "modes": {"mode": "graph" if context.get_context("mode") == context.GRAPH_MODE else "pynative"},
         }
+
+
+def _dtype_name(tensor: mindspore.Tensor) -> str:
+    name = str(tensor.dtype).lower()
+    return name.replace("float8", "float8_") if name.startswith("float8") else name  # Float8E4M3FN
 
 
 def _is_uninitialised(tensor: mindspore.Tensor) -> bool:

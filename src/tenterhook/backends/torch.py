@@ -37,8 +37,8 @@ from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_aliases import hand_back
 from tenterhook.backends._torch_attachments import Attachment, put_in_layer, remove_late
-from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_compiled import is_under_compiled, look_for_compiled, runs
+from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths
 from tenterhook.backends._torch_hooks import AfterHook, BeforeHook, LoadHook
 from tenterhook.backends._torch_installed import list_hooks

@@ -18,7 +18,14 @@ from rich.console import Console
 
 from tenterhook.cli import script
 from tenterhook.cli.console import stderr_console
-from tenterhook.reporters.summary import print_header, print_note, print_summary, print_trouble, why_empty
+from tenterhook.reporters.summary import (
+    print_failure,
+    print_header,
+    print_note,
+    print_summary,
+    print_trouble,
+    why_empty,
+)
 from tenterhook.script_recorder import ScriptRecorder
 
 __all__ = ["Terminated", "run"]
@@ -47,9 +54,8 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
         SelectionError: the selection is malformed; the script has not started.
     """
     session = ScriptRecorder(to=to, argv=target.argv, **options)
+    close = _Close(session, stderr_console(), to, quiet=quiet, owner=os.getpid(), name=target.name)
     quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
-    who = f"rank {session.rank} of {session.world}" if session.world > 1 else ""
-    close = _Close(session.close, stderr_console(), to, quiet=quiet, owner=os.getpid(), who=who)
     session.tell = close.tell
     if not quiet:
         asked = {name: options[name] for name in ("select", "every", "steps", "stats")}
@@ -92,18 +98,19 @@ def _tell_misplaced(console: Console, target: script.Target, options: Sequence[s
 class _Close:
     """Closes the recorder once, in the process that opened it, and prints the summary."""
 
-    close: Callable[[BaseException | None], Any]
+    session: ScriptRecorder
     console: Console
     to: Path
     quiet: bool
     owner: int
-    who: str
+    name: str
     done: bool = False
+    signalled: Terminated | None = None  # also where the script comes to its end before it is ended
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def tell(self, text: str) -> None:
         """Print what should be known while the script runs."""
-        if not self.quiet and os.getpid() == self.owner:
+        if not self.quiet and self.session.rank == 0 and os.getpid() == self.owner:
             with contextlib.suppress(OSError, ValueError):  # the script has closed standard error
                 print_note(self.console, f"tenterhook: {text}")
 
@@ -115,11 +122,11 @@ class _Close:
             if self.done:
                 return 0
             self.done = True
-            return self._finish(error)
+            return self._finish(self.signalled or error)
 
     def _finish(self, error: BaseException | None) -> int:
         try:
-            summary = self.close(error)
+            summary = self.session.close(error)
         except Exception as fault:  # a fault of ours must not take the place of how the script ended
             self.console.print(
                 f"tenterhook: the recording {self.to} was not finished, by a fault in tenterhook itself: "
@@ -132,10 +139,14 @@ class _Close:
         ):  # closed or broken: the interpreter reports that itself at the end
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
-            if self.quiet:
-                print_trouble(self.console, summary, self.to, who=self.who)
+            rank, world = self.session.rank, self.session.world
+            who = f"rank {rank} of {world}" if world > 1 else ""
+            if self.quiet or rank > 0:
+                print_trouble(self.console, summary, self.to, who=who)
             else:
-                print_summary(self.console, summary, self.to, who=self.who)
+                print_summary(self.console, summary, self.to, who=who, world=world)
+            if not self.quiet and rank > 0:
+                print_failure(self.console, summary, self.to, who=who, rank=rank, name=self.name)
         return _NOTHING if why_empty(summary) else 0
 
 
@@ -174,11 +185,12 @@ def _closed_by_signals(close: _Close) -> Iterator[None]:
     def wait() -> None:
         number = came.get()
         if number is not None:
-            close(Terminated(f"ended by {signal.Signals(number).name}"))
+            close(close.signalled)
             os.kill(os.getpid(), number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        close.signalled = Terminated(f"ended by {signal.Signals(number).name}")
         came.put(number)
 
     def restore() -> None:

@@ -30,6 +30,7 @@ def run(
     rank: int | None,
     limit: int,
     ranks: Sequence[int] | None = None,
+    wide: bool = False,
     as_json: bool,
 ) -> int:
     """Show a recording.
@@ -48,7 +49,7 @@ def run(
     if as_json:
         print_json(_data(page, str(path), limit), status=_status(page))
     else:
-        print_page(stdout_console(), page, form=form or ("table" if sites else "tree"), limit=limit)
+        print_page(stdout_console(), page, form=form or ("table" if sites else "tree"), limit=limit, wide=wide)
     return 0 if page.overview.values or sum(page.overview.calls.values()) else _EMPTY
 
 
@@ -61,6 +62,11 @@ def page_of(
         NotRecordedError: the step or rank was not recorded.
         SelectionError: no module that was recorded matches.
     """
+    with opened.still():
+        return _page(opened, name, step, sites, rank)
+
+
+def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], rank: int | None) -> Page:
     ranks = opened.ranks or [0]
     if rank is None:
         rank = ranks[0]

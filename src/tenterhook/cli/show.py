@@ -73,6 +73,9 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     metavar="N",
     help="Most lines in a section, 0 for all.",
 )
+@click.option(
+    "--wide", is_flag=True, help="Print every column and whole names, however wide the lines become: `| less -S`."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @verbose_option
 def command(**options: Any) -> Work:

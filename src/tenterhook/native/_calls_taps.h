@@ -2,7 +2,7 @@
 #ifndef TENTERHOOK_CALLS_TAPS_H
 #define TENTERHOOK_CALLS_TAPS_H
 
-#include "_calls_engine.h"
+#include "_calls_rows.h"
 
 static PyTypeObject *Port_Type, *CallTap_Type;
 static PyObject *inert; /* a function that takes anything and returns None: what copies and pickles carry for a hook of ours */

@@ -12,7 +12,7 @@ from tenterhook.recording.sequences import Samples, TensorSequence
 from tenterhook.recording.sink import Sink
 from tenterhook.recording.value import Nested, Value
 from tenterhook.recording.view import ModuleView
-from tenterhook.recording.writer import DiskSink
+from tenterhook.recording.writer import DiskSink, Pace
 
 __all__ = [
     "Call",
@@ -25,6 +25,7 @@ __all__ = [
     "Model",
     "ModuleView",
     "Nested",
+    "Pace",
     "Recording",
     "Samples",
     "Sink",

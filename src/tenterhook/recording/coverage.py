@@ -9,6 +9,7 @@ from typing import Any
 __all__ = ["Coverage", "coverage_of"]
 
 _SHOWN = 10
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,21 @@ class Coverage:
         counts = f"{len(self.fired)} of {len(self.selected)} selected modules were seen"
         if not self.missing:
             return counts if len(self.fired) == len(self.selected) else f"{counts}, no reason is known for the others"
-        shown = [f"  {path}: {reason}" for path, reason in self.missing[:_SHOWN]]
-        if len(self.missing) > _SHOWN:
-            shown.append(f"  ... and {len(self.missing) - _SHOWN} more")
+        by_reason: dict[str, list[str]] = {}
+        for path, reason in self.missing:
+            by_reason.setdefault(reason, []).append(path)
+        shown = [f"  {self._who(paths)}: {reason}" for reason, paths in list(by_reason.items())[:_SHOWN]]
+        if len(by_reason) > _SHOWN:
+            left = sum(map(len, list(by_reason.values())[_SHOWN:]))
+            shown.append(f"  ... and {left} more, for {len(by_reason) - _SHOWN} other reasons")
         return "\n".join([f"{counts}; not seen, or not whole:", *shown])
+
+    def _who(self, paths: list[str]) -> str:
+        """Name modules that have a reason in common, the first few of many."""
+        if len(paths) > 1 and len(paths) == len(self.selected):
+            return f"all {len(paths)}"
+        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+        return f"{', '.join(paths[:_NAMED])}{more}"
 
 
 def coverage_of(rows: Iterable[dict[str, Any]], *, several_models: bool, told: Iterable[str] = ()) -> Coverage:

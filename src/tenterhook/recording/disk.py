@@ -16,7 +16,7 @@ from tenterhook.recording.files import RankFiles, load_manifest, part_number, pl
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, read_schema, with_rank
+from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, no_rows, read_schema, with_rank
 from tenterhook.recording.tail import StreamTail
 from tenterhook.recording.target import RANK_FOLDER
 from tenterhook.recording.tensors import TensorStore
@@ -210,8 +210,8 @@ class DiskSource:
         """Say whether a tensor is stored."""
         return rank in self._stores and key in self._stores[rank]
 
-    def tensor(self, key: str, rank: int) -> Any:
-        """Give a stored tensor: an ndarray, read-only and memory-mapped.
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
+        """Give a stored tensor: an ndarray, memory-mapped; `own` says whether it may be written to, which changes no file.
 
         Raises:
             NotRecordedError: it was not stored.
@@ -219,7 +219,7 @@ class DiskSource:
         """
         if rank not in self._stores:
             raise NotRecordedError(f"{self._path} has no rank {rank}")
-        return self._stores[rank].get(key)
+        return self._stores[rank].get(key, own=own)
 
     def connect(self) -> DuckDBPyConnection:
         """Give a database with views over the Parquet files and what is still in streams; it can read nothing else."""
@@ -271,7 +271,7 @@ class DiskSource:
             loose = pa.concat_tables([stream_rows(path, name, self._notes) for path in files.streams[name]])
             parts.append(filtered(loose, inner, filters))
         if not parts:
-            parts = [filtered(WRITTEN[name].empty_table(), inner, None)]
+            parts = [filtered(no_rows(WRITTEN[name]), inner, None)]
         table = with_rank(pa.concat_tables(parts), files.rank)
         return table if columns is None else table.select(columns)
 
@@ -282,7 +282,7 @@ class DiskSource:
             if path.exists():
                 tables.append(small_table(path, WRITTEN["modules"]))
         if len(tables) < 2:
-            return tables[0] if tables else WRITTEN["modules"].empty_table()
+            return tables[0] if tables else no_rows(WRITTEN["modules"])
         return _merge_modules(tables)
 
 
@@ -326,13 +326,13 @@ def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
 
 def _streams(files: RankFiles, name: str, notes: dict[str, str]) -> pa.Table:
     tables = [stream_rows(path, name, notes) for path in files.streams[name]]
-    return with_rank(pa.concat_tables(tables) if tables else WRITTEN[name].empty_table(), files.rank)
+    return with_rank(pa.concat_tables(tables) if tables else no_rows(WRITTEN[name]), files.rank)
 
 
 def _joined(tables: list[pa.Table], name: str, columns: list[str] | None) -> pa.Table:
     tables = [table for table in tables if len(table)]
     if not tables:
-        return filtered(read_schema(name).empty_table(), columns, None)
+        return filtered(no_rows(read_schema(name)), columns, None)
     return tables[0].unify_dictionaries() if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
 

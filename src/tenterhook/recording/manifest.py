@@ -100,6 +100,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         ended: end of the recording, None while it runs.
         steps: number of steps that ran while it was made.
         steps_recorded: of how many of them something was recorded (`every=`, `steps=`); None where that is not known.
+        optimizer_steps: how many steps each of several optimizers has ended that step in turn (a GAN's); empty for one.
         cost: what it cost.
         edits: what :func:`tenterhook.edit` did to the model meanwhile: kind, selection, value, where and how often.
         told: what was changed for the recording's time so that hooks see everything, as sentences.
@@ -132,6 +133,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     ended: str | None = None
     steps: int = 0
     steps_recorded: int | None = None
+    optimizer_steps: list[int] = []
     cost: Cost = msgspec.field(default_factory=Cost)
     edits: list[dict[str, Any]] = []
     told: list[str] = []

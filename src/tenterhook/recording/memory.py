@@ -181,7 +181,7 @@ class MemorySink:
         stored = self._tensors.get(key)
         return isinstance(stored, Alias) and stored.is_stale()
 
-    def tensor(self, key: str, rank: int) -> Any:
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
         """Give a stored tensor, the very object that was stored.
 
         Raises:

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tenterhook.errors import RecordingError
 from tenterhook.recording.files import first_line, plain_file, reading
-from tenterhook.recording.source import WRITTEN, Filters
+from tenterhook.recording.source import WRITTEN, Filters, no_rows
 
 __all__ = ["MAX_ROWS", "check_ends", "parquet_rows", "read_part", "small_table", "stream_rows"]
 
@@ -53,6 +52,8 @@ def parquet_rows(path: Path, name: str, columns: list[str] | None, filters: Filt
     Raises:
         RecordingError: it is damaged.
     """
+    import pyarrow.dataset as ds  # noqa: PLC0415 - it brings pandas in where that is installed, a fifth of a second
+
     schema = WRITTEN[name]
     with reading(path):
         source = ds.dataset(str(path), schema=schema, format="parquet")
@@ -83,8 +84,11 @@ def small_table(path: Path, schema: pa.Schema) -> pa.Table:
     Raises:
         RecordingError: it is damaged, or lacks a column.
     """
-    with reading(path):
-        table = pq.read_table(str(plain_file(path)), columns=schema.names).cast(schema)
+    # Not by read_table, which would import pyarrow.dataset.
+    with reading(path), pq.ParquetFile(str(plain_file(path))) as file:
+        if missing := [name for name in schema.names if name not in file.schema_arrow.names]:
+            raise RecordingError(f"{path} is damaged or not a recording's: it has no column {missing[0]}")
+        table = file.read(columns=schema.names).select(schema.names).cast(schema)
         table.validate(full=True)  # text included: Parquet's reader hands damaged bytes on as they are
         return table
 
@@ -120,7 +124,7 @@ def stream_rows(path: Path, name: str, notes: dict[str, str] | None = None) -> p
             except (pa.ArrowException, OSError) as error:
                 _note(notes, path, f"its last {size - good} of {size} bytes hold no whole batch ({first_line(error)})")
     with reading(path):
-        table = pa.Table.from_batches(batches, batches[0].schema) if batches else schema.empty_table()
+        table = pa.Table.from_batches(batches, batches[0].schema) if batches else no_rows(schema)
         return table.unify_dictionaries().cast(schema)
 
 

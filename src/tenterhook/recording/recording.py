@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class Recording:
         self._indices: dict[Module, ModuleIndex] = {}
         self._connection: DuckDBPyConnection | None = None
         self._lock = Lock()
+        self._still = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
@@ -145,15 +147,24 @@ class Recording:
         """
         with self._lock:
             connection = self._connection or self._source.connect()
-            if self._source.path is not None and self.manifest.complete:
-                self._connection = (
-                    connection  # nothing will change any more, so the next question need not wait for one
-                )
+            if self._still or (self._source.path is not None and self.manifest.complete):
+                self._connection = connection  # nothing will change, so the next question need not wait for one
             try:
                 return query.run(connection, sql)
             finally:
                 if connection is not self._connection:
                     connection.close()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Answer all queries of a ``with`` by what was there at the first of them, also where the recording grows."""
+        self._still = True
+        try:
+            yield
+        finally:
+            self._still = False
+            if not (self._source.path is not None and self.manifest.complete):
+                self._connection = None
 
     def first_nonfinite(self) -> Value | None:
         """Give the first value with a NaN or an infinity in it, by step, event and rank; None where all that were measured are finite.

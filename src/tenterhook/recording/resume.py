@@ -21,7 +21,7 @@ from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.parts import parquet_rows, read_part
 from tenterhook.recording.rows import parquet_options
 from tenterhook.recording.shards import finish_shard, trim_shard
-from tenterhook.recording.target import take_over
+from tenterhook.recording.target import take_over, write_manifest
 from tenterhook.recording.tensors import INDEX_NAME, shard_entries
 
 try:
@@ -47,6 +47,7 @@ class Resumed:
         parts: table -> number of its next part.
         shard: number of the next shard of tensors.
         tensor_bytes: size of the shards that are there.
+        steps: number of steps of which rows are kept.
         calls: (model, path, phase) -> rows of calls that are kept.
     """
 
@@ -56,6 +57,7 @@ class Resumed:
     parts: dict[str, int]
     shard: int
     tensor_bytes: int
+    steps: int
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
 
@@ -79,15 +81,18 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         with reading(target):
             old = load_manifest(own if own.exists() else target / MANIFEST_NAME)
         _refuse_another_question(target, old, manifest)
-        whole = old.complete and old.error is None
+        # Of one that was stopped by a full disk, or by a fault of ours, the rows from there on are missing.
+        whole = old.complete and old.error is None and old.partial is None
         manifest.started = old.started
+        manifest.resumed = old.resumed
         take_over(target, folder, manifest)
         files = rank_files(folder, manifest.rank)
         ends = {table: _ends(files, table) for table in ("calls", "values")}
         # without a value at all (gradients that never came) the calls alone tell how far it went
         reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
         step = old.steps if whole else max(0, min(reached))
-        manifest.resumed = [*old.resumed, step]
+        if not whole:
+            manifest.resumed = [*old.resumed, step]
         manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
@@ -97,6 +102,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
             _cut_rows(files, table, step)
         files = rank_files(folder, manifest.rank)
         _trim_shards(files)
+        write_manifest(target, manifest, manifest.rank)  # whoever comes after a further kill knows of this time, too
         return Resumed(
             step=step,
             seq=seq,
@@ -104,6 +110,7 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
             parts={table: part_number(paths[-1]) + 1 if paths else 0 for table, paths in files.parquet.items()},
             shard=max(rank_files(folder, manifest.rank).shards, default=-1) + 1,
             tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
+            steps=_count_steps(files),
             calls=_count_calls(files),
         )
 
@@ -196,6 +203,14 @@ def _trim_shards(files: RankFiles) -> None:
             trim_shard(path, kept)
         if kept:
             break
+
+
+def _count_steps(files: RankFiles) -> int:
+    steps: set[int] = set()
+    for table, parts in files.parquet.items():
+        for part in parts:
+            steps.update(pc.unique(_columns(part, table, ["step"])["step"]).to_pylist())
+    return len(steps)
 
 
 def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.value import TensorSource
@@ -33,8 +35,9 @@ class Place(NamedTuple):
 class TensorSequence(Sequence[Any]):
     """All tensors of one kind of one module, over steps and calls, each read only when asked for.
 
-    From a file they are memory-mapped: an item costs no memory until its elements are looked at. It has what PyTorch asks
-    of a map-style ``Dataset``, pickles into the workers of a ``DataLoader``, and opens the files there anew.
+    From a file they are memory-mapped: an item costs no memory until its elements are looked at, and can be written to,
+    which changes no file. It has what PyTorch asks of a map-style ``Dataset``, pickles into the workers of a ``DataLoader``,
+    and opens the files there anew.
     """
 
     def __init__(self, places: Sequence[Place], store: TensorSource, framework: str | None = None) -> None:
@@ -56,11 +59,14 @@ class TensorSequence(Sequence[Any]):
         return self._given(self._stored(self._places[index]))
 
     def sample(self, index: int, at: int) -> Any:
-        """Give one item along the first dimension of a tensor, reading no other."""
-        return self._given(self._stored(self._places[index])[at])
+        """Give one item along the first dimension of a tensor, reading no other; from a file, in memory of its own."""
+        item = self._stored(self._places[index], own=False)[at]
+        return self._given(
+            item.copy() if isinstance(item, np.ndarray | np.generic) and self._framework is None else item
+        )
 
-    def _stored(self, place: Place) -> Any:
-        return self._store.tensor(place.key, place.rank)
+    def _stored(self, place: Place, *, own: bool = True) -> Any:
+        return self._store.tensor(place.key, place.rank, own=own)
 
     def _given(self, tensor: Any) -> Any:
         return (

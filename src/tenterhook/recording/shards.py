@@ -46,6 +46,16 @@ STORAGE: dict[str, str] = {
 metadata."""
 
 
+_KNOWN = {
+    np.dtype(kind).name: np.dtype(np.dtype(kind).name if kind.__module__ == "numpy" else kind)
+    for kind in (*np.sctypeDict.values(), *vars(ml_dtypes).values())
+    if isinstance(kind, type)
+    and issubclass(kind, np.generic)
+    and not issubclass(kind, (np.flexible, np.object_, np.datetime64, np.timedelta64))
+}
+"""Name -> dtype, of plain numbers. NumPy is not asked for other names: it takes some of them for a program."""
+
+
 class Entry(msgspec.Struct, array_like=True):
     """Where a tensor lies: a line of the journal, a row of the index.
 
@@ -70,12 +80,9 @@ def dtype_named(name: str) -> np.dtype:
     Raises:
         ValueError: no array of plain numbers is called so.
     """
-    try:
-        found = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-    except TypeError as error:
-        raise ValueError(f"no dtype is called {name[:40]!r}") from error
-    if found.hasobject or found.itemsize == 0 or found.names or found.subdtype:
-        raise ValueError(f"{name[:40]!r} is not a dtype of plain numbers")
+    found = _KNOWN.get(name)
+    if found is None:
+        raise ValueError(f"no dtype of plain numbers is called {name[:40]!r}")
     return found
 
 

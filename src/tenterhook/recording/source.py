@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +15,18 @@ from tenterhook.recording.schema import CALLS, MODULES, VALUES
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["RANK", "TABLES", "WRITTEN", "Filters", "Module", "Source", "filtered", "read_schema", "with_rank"]
+__all__ = [
+    "RANK",
+    "TABLES",
+    "WRITTEN",
+    "Filters",
+    "Module",
+    "Source",
+    "filtered",
+    "no_rows",
+    "read_schema",
+    "with_rank",
+]
 
 WRITTEN = {"calls": CALLS, "values": VALUES, "modules": MODULES}
 """The schemas in which the tables are written."""
@@ -89,7 +101,7 @@ class Source(Protocol):
         """Say whether a tensor is stored."""
         ...
 
-    def tensor(self, key: str, rank: int) -> Any:
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
         """Give a stored tensor.
 
         Raises:
@@ -109,7 +121,14 @@ def read_schema(name: str) -> pa.Schema:
 
 def with_rank(table: pa.Table, rank: int) -> pa.Table:
     """Add the column `rank` to a table as it is written."""
-    return table.append_column(RANK, pa.repeat(pa.scalar(rank, pa.int32()), len(table)))
+    # From a buffer: pyarrow imports pandas, a fifth of a second, to make a scalar or an array of anything else.
+    ranks = pa.py_buffer(np.full(len(table), rank, np.int32))
+    return table.append_column(RANK, pa.Array.from_buffers(pa.int32(), len(table), [None, ranks]))
+
+
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """Give a table without rows; `pa.Schema.empty_table` imports pandas."""
+    return pa.Table.from_batches([], schema)
 
 
 def filtered(table: pa.Table, columns: list[str] | None, filters: Filters | None) -> pa.Table:

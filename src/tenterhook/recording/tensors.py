@@ -1,4 +1,9 @@
-"""Stored tensors, read by key: memory-mapped, nothing loaded before its elements are looked at."""
+"""Stored tensors, read by key: memory-mapped, nothing loaded before its elements are looked at.
+
+What is given can be written to, as frameworks ask of an array that they share memory with (`torch.from_numpy` warns otherwise). Maps are
+copy-on-write: what is written goes into the process's own memory, never into the file. A tensor is given once of a map, so that
+who asks again gets what is in the file, whatever has become of the first array.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +52,14 @@ class _Described(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+@dataclass
+class _Map:
+    """A shard in memory, and the keys of what has been given of it to do with as one likes."""
+
+    data: np.ndarray
+    given: set[str] = field(default_factory=set)
+
+
 class TensorStore:
     """The tensors in one rank's folder."""
 
@@ -56,13 +70,14 @@ class TensorStore:
         self._index: dict[str, tuple[int, Entry]] = {}
         self._read: dict[int, int] = {}  # shard -> bytes of its journal that are in the index, _ALL once it is finished
         self._looked = True  # whether the index holds what the files say
-        self._maps: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, bool], _Map] = OrderedDict()  # by shard, and whether it can be written to
 
     def look(self, files: dict[int, Path], *, finished: bool) -> None:
         """Take note of the shards that there are now: number -> file; of finished ones what was read is kept."""
         for number, path in self._files.items():
             if path.suffix == ".part":
-                self._maps.pop(number, None)  # it may have grown since
+                for own in (True, False):
+                    self._maps.pop((number, own), None)  # it may have grown since
         self._files, self._finished, self._looked = files, finished, False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,8 +93,12 @@ class TensorStore:
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries())
 
-    def get(self, key: str) -> np.ndarray:
-        """Give a tensor, read-only and memory-mapped.
+    def get(self, key: str, *, own: bool = True) -> np.ndarray:
+        """Give a tensor, memory-mapped.
+
+        Args:
+            key: its key.
+            own: whether it may be written to, which changes neither the file nor what is given to others.
 
         Raises:
             NotRecordedError: it is not there.
@@ -89,23 +108,38 @@ class TensorStore:
         if found is None:
             raise NotRecordedError(f"no tensor {key!r} is stored in {self._folder}")
         shard, entry = found
-        data = self._map(shard)
+        data = self._given(shard, key) if own else self._map(shard, own=False).data
+        if data is None:
+            return self.get(key, own=False).copy()
         dtype = _checked(entry, len(data), self._files[shard])
         raw = data[entry.begin : entry.end]
         if entry.begin % dtype.itemsize:
             raw = raw.copy()  # the file has no holes, so what follows an odd size is not aligned
-            raw.flags.writeable = False
         return raw.view(dtype).reshape(entry.shape)
 
-    def _map(self, shard: int) -> np.ndarray:
-        if shard not in self._maps:
+    def _given(self, shard: int, key: str) -> np.ndarray | None:
+        """Give a map of which this tensor has not been given yet; None where the system has none left."""
+        known = self._maps.get((shard, True))
+        if known is not None and key in known.given:
+            self._map(shard, own=False)  # to copy from it where no further file can be opened
+            del self._maps[shard, True]  # arrays that were given out keep their own hold on it
+        try:
+            found = self._map(shard, own=True)
+        except RecordingError:
+            return None
+        found.given.add(key)
+        return found.data
+
+    def _map(self, shard: int, *, own: bool) -> _Map:
+        place = shard, own
+        if place not in self._maps:
             path = self._files[shard]
             with reading(path):
-                self._maps[shard] = np.asarray(np.memmap(plain_file(path), np.uint8, "r"))
+                self._maps[place] = _Map(np.asarray(np.memmap(plain_file(path), np.uint8, "c" if own else "r")))
             if len(self._maps) > _OPEN_SHARDS:
-                self._maps.popitem(last=False)  # arrays that were given out keep their own hold on it
-        self._maps.move_to_end(shard)
-        return self._maps[shard]
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(place)
+        return self._maps[place]
 
     def _entries(self) -> dict[str, tuple[int, Entry]]:
         if not self._looked:

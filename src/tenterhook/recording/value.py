@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from tenterhook._slots import split_slot
 from tenterhook.address import Address, Kind, split_op
-from tenterhook.errors import NotRecordedError
+from tenterhook.errors import AmbiguousError, NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
 from tenterhook.stats import STATISTICS
@@ -35,8 +35,8 @@ class TensorSource(Protocol):
         """Say whether a tensor is stored."""
         ...
 
-    def tensor(self, key: str, rank: int) -> Any:
-        """Give a stored tensor."""
+    def tensor(self, key: str, rank: int, *, own: bool = True) -> Any:
+        """Give a stored tensor; not `own`, it is only to be looked at."""
         ...
 
 
@@ -93,7 +93,29 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name in STATISTICS:
             return self.statistics[name]
-        raise AttributeError(f"a recorded value has no attribute {name!r}; the tensor itself is .tensor")
+        raise AttributeError(f"a recorded value has no attribute {name!r}; {self._where_numbers_are()}")
+
+    def _where_numbers_are(self) -> str:
+        if self.stored:
+            return "the tensor itself is .tensor"
+        return f"{self.address} was recorded without its tensor: record(..., tensors=True) stores tensors"
+
+    def _is_no_tensor(self, *_: object) -> NoReturn:
+        """Say where the numbers are to whoever calculates with what is known of them."""
+        raise NotRecordedError(f"this is what is known of a tensor and not the tensor; {self._where_numbers_are()}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _is_no_tensor
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __mod__ = __and__ = __or__ = _is_no_tensor
+    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __iter__ = __float__ = __int__ = _is_no_tensor
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Give the tensor to NumPy, where it was stored.
+
+        Raises:
+            NotRecordedError: it was not.
+        """
+        array = self.as_numpy()
+        return array.copy() if copy else array if dtype is None else array.astype(dtype, copy=False)
 
     @property
     def stored(self) -> bool:
@@ -197,7 +219,8 @@ class Nested(Mapping[str, Any]):
     """The tensors of a nested value, by slot.
 
     `nested['["logits"]']` takes the slot as it is written; `nested["logits"]`, `nested[0]` and `nested.hidden_states`
-    go down one level. Where a tensor was stored, that is what is given; where not, its `Value`.
+    go down one level. Where a tensor was stored, that is what is given; where not, its `Value`. Of what holds a single tensor, as
+    the input of most modules does, `nested.only()` gives that.
     """
 
     def __init__(self, leaves: Sequence[tuple[tuple[str | int, ...], Value]], what: str) -> None:
@@ -212,7 +235,8 @@ class Nested(Mapping[str, Any]):
         below = [(tokens[1:], value) for tokens, value in self._leaves if tokens and tokens[0] == key]
         if not below:
             slots = ", ".join(repr(slot) for slot in self) or "none"
-            raise NotRecordedError(f"{self._what} has no slot {key!r}; its slots are {slots}")
+            single = "; .only() gives its one tensor" if len(self) == 1 else ""
+            raise NotRecordedError(f"{self._what} has no slot {key!r}; its slots are {slots}{single}")
         return (
             _given(below[0][1]) if len(below) == 1 and not below[0][0] else Nested(below, f"{self._what}{_step(key)}")
         )
@@ -225,6 +249,16 @@ class Nested(Mapping[str, Any]):
         except NotRecordedError as error:
             raise AttributeError(str(error)) from None
 
+    def only(self) -> Any:
+        """Give the only tensor in it: `recording["fc"].input.only()`.
+
+        Raises:
+            AmbiguousError: it holds several.
+        """
+        if len(self) > 1:
+            raise AmbiguousError(f"{self._what} holds {len(self)} tensors; choose one: {', '.join(map(repr, self))}")
+        return _given(self._leaves[0][1])
+
     def __iter__(self) -> Iterator[str]:
         return (value.slot for _, value in self._leaves)
 
@@ -233,7 +267,7 @@ class Nested(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         lines = "".join(f"\n  {value!r}" for _, value in self._leaves)
-        return f"{self._what}: {len(self)} tensors{lines}"
+        return f"{self._what}: {len(self)} tensor{'' if len(self) == 1 else 's'}{lines}"
 
 
 def _step(key: str | int) -> str:

@@ -18,6 +18,8 @@ __all__ = ["PARAMETER_KINDS", "ModuleView"]
 PARAMETER_KINDS = frozenset({"param", "param_grad", "update"})
 """The kinds that belong to parameters rather than to calls."""
 
+_SHOWN = 3
+
 
 @dataclass(frozen=True, repr=False)
 class ModuleView:
@@ -65,7 +67,7 @@ class ModuleView:
 
     @property
     def input(self) -> Any:
-        """What it was given, by parameter name, when it was called once."""
+        """What it was given, by parameter name, when it was called once; `.input.only()` where that is one tensor."""
         return self._only("input")
 
     @property
@@ -191,6 +193,8 @@ class ModuleView:
     def __repr__(self) -> str:
         calls = self.calls
         kind = calls[0].type if calls else None
-        lines = [f"{self._name} {kind or ''}: {len(calls)} calls"]
-        lines += [f"  {value!r}" for call in calls[:3] for value in call.values]
-        return "\n".join(lines + (["  ..."] if len(calls) > 3 else []))
+        lines = [f"{self._name} {kind or ''}: {len(calls)} call{'' if len(calls) == 1 else 's'}"]
+        for call in calls[:_SHOWN]:
+            belonging = [call, *(other for other in self.lookup.related(call) if other.phase == "backward")]
+            lines += [f"  {value!r}" for one in belonging for value in one.values]
+        return "\n".join(lines + (["  ..."] if len(calls) > _SHOWN else []))

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,30 @@ from tenterhook.recording.shards import SHARD_BYTES, ShardWriter
 from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, rank_folder, take_back, write_manifest
 from tenterhook.recording.tensors import write_index
 
-__all__ = ["DiskSink"]
+__all__ = ["DiskSink", "Pace"]
 
 _log = logging.getLogger("tenterhook")
 
 QUEUE_LIMIT = 256 << 20
 _BATCH_BYTES = 8 << 20
 _WAIT_TOLD = 1.0  # seconds of waiting for the disk, in all, after which the user is told
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often, and in what portions, a recording is written.
+
+    Attributes:
+        flush_interval: seconds after which rows are written at the latest.
+        queue_limit: bytes that may wait in memory.
+        roll_bytes: size at which a stream is turned into Parquet.
+        shard_bytes: size at which a new shard of tensors begins.
+    """
+
+    flush_interval: float = 1.0
+    queue_limit: int = QUEUE_LIMIT
+    roll_bytes: int = ROLL_BYTES
+    shard_bytes: int = SHARD_BYTES
 
 
 class _Item(msgspec.Struct):
@@ -53,7 +71,7 @@ class _Item(msgspec.Struct):
 class DiskSink:
     """Writes a recording to `NAME.thk/`.
 
-    Rows and tensors go through a bounded queue to a thread that writes them at least each `flush_interval` seconds; a
+    Rows and tensors go through a bounded queue to a thread that writes them at least each `pace.flush_interval` seconds; a
     process that is killed loses no more than that. A slow disk slows the run, which is told once (a warning of the logger
     `tenterhook`) and in `cost.blocked_seconds`. A full disk, or any other error while
     writing, stops the recording and not the run: `failure` says why, the manifest is marked partial, later rows are
@@ -65,11 +83,8 @@ class DiskSink:
         rank: number of this process.
         overwrite: replace an older recording; nothing else is ever deleted.
         resume: go on with a recording that is there (see `resumed`); a new one where there is none.
-        flush_interval: seconds.
-        queue_limit: bytes that may wait in memory.
         budget: bytes of tensors that may be stored; then tensors stop and rows go on.
-        roll_bytes: size at which a stream is turned into Parquet.
-        shard_bytes: size at which a new shard of tensors begins.
+        pace: how often, and in what portions, it is written.
 
     Raises:
         TargetError: the target exists, or cannot be written.
@@ -83,11 +98,8 @@ class DiskSink:
         rank: int = 0,
         overwrite: bool = False,
         resume: bool = False,
-        flush_interval: float = 1.0,
-        queue_limit: int = QUEUE_LIMIT,
         budget: int | None = None,
-        roll_bytes: int = ROLL_BYTES,
-        shard_bytes: int = SHARD_BYTES,
+        pace: Pace = Pace(),
     ) -> None:
         self.path = Path(target).absolute()
         self._pid = os.getpid()
@@ -105,7 +117,7 @@ class DiskSink:
             self._accepted = self.resumed.tensor_bytes
         else:
             folder = claim(self.path, manifest, rank, overwrite=overwrite)
-        self._worker = _Worker(folder, flush_interval, queue_limit, roll_bytes, shard_bytes, self.resumed)
+        self._worker = _Worker(folder, pace, self.resumed)
         # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
         self._finalizer = weakref.finalize(self, _Worker.finish, self._worker)
 
@@ -185,7 +197,7 @@ class DiskSink:
         manifest.complete = True
         try:
             write_manifest(self.path, manifest, self._rank)
-        except OSError as error:
+        except Exception as error:  # broad: whatever goes wrong at the end of a recording must not end the run
             manifest.complete = False
             self._worker.fail(error)
 
@@ -228,22 +240,14 @@ def _batch_size(batch: pa.RecordBatch, row_bytes: int) -> int:
 class _Worker:
     """The thread that writes, and what it writes with."""
 
-    def __init__(
-        self,
-        folder: Path,
-        interval: float,
-        limit: int,
-        roll_bytes: int,
-        shard_bytes: int,
-        resumed: Resumed | None,
-    ) -> None:
+    def __init__(self, folder: Path, pace: Pace, resumed: Resumed | None) -> None:
         self.failure: str | None = None
         self.lost = 0
-        self.queue: BoundedQueue[_Item] = BoundedQueue(limit)
+        self.queue: BoundedQueue[_Item] = BoundedQueue(pace.queue_limit)
         self._folder = folder
         self._pid = os.getpid()
-        self._interval = interval
-        self._enough = min(_BATCH_BYTES, max(limit // 4, 1))
+        self._interval = pace.flush_interval
+        self._enough = min(_BATCH_BYTES, max(pace.queue_limit // 4, 1))
         self._compactor = ThreadPoolExecutor(1, "tenterhook-compact")
         self._writers = {
             table: RowWriter(
@@ -251,12 +255,12 @@ class _Worker:
                 table,
                 schema,
                 self._compactor,
-                roll_bytes=roll_bytes,
+                roll_bytes=pace.roll_bytes,
                 number=0 if resumed is None else resumed.parts[table],
             )
             for table, schema in (("calls", CALLS), ("values", VALUES))
         }
-        self._shards = ShardWriter(folder, shard_bytes=shard_bytes, number=0 if resumed is None else resumed.shard)
+        self._shards = ShardWriter(folder, shard_bytes=pace.shard_bytes, number=0 if resumed is None else resumed.shard)
         self._taken: deque[_Item] = deque()
         self._pending: dict[str, list[_Item]] = {"calls": [], "values": []}
         self._pending_size = 0

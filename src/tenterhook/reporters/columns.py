@@ -1,21 +1,22 @@
-"""Tables of calls and values: columns that are aligned, never cut off a number, and give way when the terminal is narrow."""
+"""Tables of calls and values: columns that are aligned, never cut a number, and give way when the terminal is narrow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rich.cells import cell_len
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from tenterhook.analysis.masks import is_meant, signs_of
 from tenterhook.analysis.overview import Row, Seen
 from tenterhook.reporters.numbers import number, shape
 
-__all__ = ["STATISTICS_COLUMNS", "Column", "Line", "aligned"]
+__all__ = ["STATISTICS_COLUMNS", "Column", "Line", "Narrow", "aligned"]
 
 _GAP = 2
 _SHORTEST_NAME = 16
+_SHORTEST_OF_ALL = 8
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Column:
         cell: what it says of a line.
         right: whether it is aligned to the right.
         style: rich style.
-        name: whether it is the one that is shortened when nothing else helps.
-        optional: how soon it is left out when the terminal is narrow: the highest first; 0 for never.
+        name: whether it is the one that is shortened when optional columns are gone.
+        optional: how soon it is left out when the terminal is narrow: the highest first; those below 1 only when the name has been
+            shortened, too; None for never.
         blank: whether it may be left out where it says nothing on any line.
     """
 
@@ -61,12 +63,42 @@ class Column:
     right: bool = False
     style: str = ""
     name: bool = False
-    optional: int = 0
+    optional: float | None = None
     blank: bool = False
 
 
-def aligned(lines: Sequence[Line], columns: Sequence[Column], width: int) -> Table:
-    """Make a table of lines that fits into a width: optional columns are left out, then names are shortened, never numbers."""
+@dataclass
+class Narrow:
+    """What tables had to do without, since the terminal is narrow.
+
+    Attributes:
+        columns: titles of the columns that were left out of some table, with their places.
+        names: whether names were shortened.
+    """
+
+    columns: dict[str, int] = field(default_factory=dict)
+    names: bool = False
+
+    def words(self) -> str:
+        """Say it, and how to see all; empty where nothing is missing."""
+        missing = (
+            [f"left out for width: {', '.join(sorted(self.columns, key=self.columns.__getitem__))}"]
+            if self.columns
+            else []
+        )
+        missing += ["names are shortened"] if self.names else []
+        return f"{'; '.join(missing)} (--wide shows all)" if missing else ""
+
+
+def aligned(lines: Sequence[Line], columns: Sequence[Column], width: int | None, narrow: Narrow) -> list[Text]:
+    """Set lines in columns that fit into a width, a heading before them: columns are left out, names shortened, never a number.
+
+    Args:
+        lines: what to set.
+        columns: the columns.
+        width: how wide they may be; None for as wide as they are.
+        narrow: is told what was left out and shortened.
+    """
     if any(mark(line) for line in lines):
         columns = [*columns, Column("", mark, style="bold red")]
     cells = [[column.cell(line) for line in lines] for column in columns]
@@ -74,31 +106,53 @@ def aligned(lines: Sequence[Line], columns: Sequence[Column], width: int) -> Tab
     widths = [
         max([cell_len(column.title), *map(cell_len, texts)]) for column, texts in zip(columns, cells, strict=True)
     ]
-    kept = _fitting(columns, widths, width)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", collapse_padding=True)
-    for place in kept:
-        column = columns[place]
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            style=column.style,
-            min_width=min(widths[place], _SHORTEST_NAME) if column.name else widths[place],
+    kept = list(range(len(columns)))
+    if width is not None:
+        kept = _fit(columns, widths, width)
+        narrow.columns |= {column.title: place for place, column in enumerate(columns) if place not in kept}
+        narrow.names = narrow.names or any(
+            cell_len(text) > widths[place] for place in kept for text in cells[place] if columns[place].name
         )
-    for place, line in enumerate(lines):
-        table.add_row(*(Text(cells[column][place]) for column in kept), style=None if line.first else "dim")
-    return table
+    found = [_set([columns[place].title for place in kept], [columns[place] for place in kept], kept, widths)]
+    found[0].stylize("dim")
+    for at, line in enumerate(lines):
+        text = _set([cells[place][at] for place in kept], [columns[place] for place in kept], kept, widths, styled=True)
+        if not line.first:
+            text.stylize("dim")
+        found.append(text)
+    return found
+
+
+def _set(
+    words: Sequence[str], columns: Sequence[Column], kept: Sequence[int], widths: Sequence[int], *, styled: bool = False
+) -> Text:
+    """Set one line, without blanks at its end."""
+    line = Text()
+    for place, (word, column) in enumerate(zip(words, columns, strict=True)):
+        width = widths[kept[place]]
+        shown = word if cell_len(word) <= width else f"{set_cell_size(word, width - 1).rstrip()}\N{HORIZONTAL ELLIPSIS}"
+        blank = " " * (width - cell_len(shown))
+        line.append(" " * _GAP if place else "")
+        line.append(
+            f"{blank}{shown}" if column.right else f"{shown}{blank}", style=_style(column, shown) if styled else None
+        )
+    line.rstrip()
+    return line
 
 
 def mark(line: Line) -> str:
-    """Write what is wrong on a line, after an exclamation mark; empty where nothing is."""
+    """Write what is wrong on a line, after an exclamation mark; without one the -inf of a mask; empty where nothing is."""
     if line.first and line.row.error:
         return "! raised"
     if line.value is None:
         return ""
     found = line.value.nonfinite
-    infinite = found.get("+inf", 0) + found.get("-inf", 0)
+    minus = found.get("-inf", 0)
+    if not found.get("nan") and not found.get("+inf") and minus:
+        value = line.value
+        meant = is_meant(value.kind, value.slot, line.row.op, signs_of(value.statistics))
+        return f"{'' if meant else '! '}{minus:,} -inf"
+    infinite = found.get("+inf", 0) + minus
     parts = [f"{amount:,} {word}" for word, amount in (("nan", found.get("nan", 0)), ("inf", infinite)) if amount]
     return f"! {', '.join(parts)}" if parts else ""
 
@@ -108,16 +162,38 @@ def _saying_something(columns: Sequence[Column], cells: list[list[str]]) -> tupl
     return [columns[place] for place in kept], [cells[place] for place in kept]
 
 
-def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+def _style(column: Column, word: str) -> str:
+    return "dim" if column.cell is mark and not word.startswith("!") else column.style
+
+
+def _fit(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
+    """Choose the columns that fit, and shorten the width of the name where that does not suffice."""
     kept = list(range(len(columns)))
-    for level in sorted({column.optional for column in columns if column.optional}, reverse=True):
-        if sum(widths[place] + _GAP for place in kept) - _GAP <= width:
-            break
-        kept = [place for place in kept if columns[place].optional != level]
+
+    def too_much() -> int:
+        return sum(widths[place] + _GAP for place in kept) - _GAP - width
+
+    def leave_out(levels: Sequence[float]) -> None:
+        nonlocal kept
+        for level in levels:
+            if too_much() > 0:
+                kept = [place for place in kept if columns[place].optional != level]
+
+    levels = sorted({column.optional for column in columns if column.optional is not None}, reverse=True)
+    leave_out([level for level in levels if level >= 1])
+    _shorten(columns, widths, too_much(), _SHORTEST_NAME)
+    leave_out([level for level in levels if level < 1])
+    _shorten(columns, widths, too_much(), _SHORTEST_OF_ALL)
     return kept
 
 
-def _statistic(name: str, title: str | None = None, optional: int = 0) -> Column:
+def _shorten(columns: Sequence[Column], widths: list[int], by: int, shortest: int) -> None:
+    for place, column in enumerate(columns):
+        if column.name and by > 0:
+            widths[place] = max(min(widths[place], shortest), widths[place] - by)
+
+
+def _statistic(name: str, title: str | None = None, optional: float | None = None) -> Column:
     def cell(line: Line) -> str:
         return "" if line.value is None else number(line.value.statistics.get(name))
 
@@ -149,14 +225,14 @@ def _milliseconds(line: Line) -> str:
 
 
 STATISTICS_COLUMNS = (
-    Column("shape", _shape, right=True, style="green"),
+    Column("shape", _shape, right=True, style="green", optional=0.2),
     Column("dtype", _dtype, style="green", optional=5, blank=True),
-    _statistic("mean"),
-    _statistic("std"),
+    _statistic("mean", optional=0.4),
+    _statistic("std", optional=0.6),
     _statistic("min", optional=2),
     _statistic("max", optional=2),
     _statistic("absmax", "|max|"),
     Column("zeros", _zeros, right=True, optional=3, blank=True),
     Column("ms", _milliseconds, right=True, style="dim", optional=6, blank=True),
 )
-"""What is said of a value. Left out in this order: time, type, zeros, least and greatest."""
+"""What is said of a value. Left out in this order: time, type, zeros, least and greatest; behind shortened names std, mean, shape."""

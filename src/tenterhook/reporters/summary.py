@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -23,12 +24,16 @@ __all__ = [
     "covered",
     "crowded",
     "facts",
+    "in_turn",
     "of_steps",
+    "print_failure",
     "print_header",
     "print_note",
     "print_summary",
     "print_trouble",
+    "some",
     "why_empty",
+    "wrap",
 ]
 
 _SHOWN = 6
@@ -58,7 +63,7 @@ def print_header(
     parts.append(" ".join(select) if select else "all modules")
     parts.append(_sampled(every, steps))
     parts.append(f"stats {stats or 'none'}")
-    for line in _wrap(" | ".join(parts), console.width):
+    for line in wrap(" | ".join(parts), console.width):
         console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(Text(f"writing {to}", style="dim"), soft_wrap=True)
 
@@ -81,7 +86,7 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
+def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1) -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
@@ -89,6 +94,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         summary: how it went.
         to: the recording's directory as it was named.
         who: which of several processes this is of.
+        world: how many there are.
     """
     console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
     empty = why_empty(summary)
@@ -108,7 +114,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     if summary.partial:
         rows.append(("why", summary.partial))
     if summary.error:
-        rows.append(("ended", f"by {summary.error}"))
+        rows.append(("ended", _ended(summary.error, world)))
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
@@ -118,14 +124,42 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     full = summary.fullest
     if not empty and full is not None and full.calls >= MANY:
         rows.append(("steps", crowded(full.calls, full.step, full.model)))
+    if summary.optimizer_steps:
+        rows.append(("steps", in_turn(summary.optimizer_steps)))
     rows.append(
         (
             "cost",
             f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
         )
     )
+    if world > 1:
+        rows.append(
+            ("ranks", f"{world} write into this recording, and this is what one of them saw: --rank N shows another")
+        )
     rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
+
+
+_FROM_OUTSIDE = ("Terminated", "KeyboardInterrupt")
+_BANNER = 'torchrun writes "tenterhook FAILED" of that, since it starts the script by way of tenterhook'
+
+
+def _ended(error: str, world: int) -> str:
+    """Say what ended a script, and that it was not recording that did."""
+    if error.partition(":")[0] not in _FROM_OUTSIDE:
+        banner = f"; {_BANNER}" if os.environ.get("TORCHELASTIC_RUN_ID") else ""
+        return f"by {error}, the script's own{banner}"
+    launcher = "; a launcher sends that when another rank has failed" if world > 1 and "SIGTERM" in error else ""
+    return f"by {error}{launcher}"
+
+
+def print_failure(console: Console, summary: RecordSummary, to: Path, *, who: str, rank: int, name: str) -> None:
+    """Print one line where the script of a rank that has no summary has failed by itself, and how to see what it did until then."""
+    if summary.error and summary.error.partition(":")[0] not in _FROM_OUTSIDE:
+        what = f"tenterhook, {who}: {name} ended by {summary.error}, its own; until then: tenterhook show {to} --rank {rank}"
+        console.print(Text(what), soft_wrap=True)
+        if os.environ.get("TORCHELASTIC_RUN_ID"):
+            console.print(Text(f"  {_BANNER}"), soft_wrap=True)
 
 
 def of_steps(recorded: int, made: int) -> str:
@@ -141,10 +175,20 @@ def crowded(calls: int, step: int, model: str) -> str:
     )
 
 
+def in_turn(steps: Sequence[int]) -> str:
+    """Say that optimizers step in turn, each step of one counting as a step, and what to do."""
+    return (
+        f"{len(steps)} optimizers step in turn ({', '.join(f'{one:,}' for one in steps)} times), and each of these ends a step: "
+        "rec.step() of th.record, once an iteration, says otherwise"
+    )
+
+
 def why_empty(summary: RecordSummary) -> str | None:
     """Say why nothing was recorded; None where something was."""
     if summary.nothing_called:
         return "no module was called"
+    if summary.calls:
+        return None
     if not summary.modules_selected:
         return "the selection matches no module"
     return None if summary.modules_fired else "no selected module was called"
@@ -171,7 +215,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
         reasons: dict[str, list[str]] = {}
         for name, reason in missing:
             reasons.setdefault(reason, []).append(name)
-        parts = [f"{_some(names)} ({reason})" for reason, names in reasons.items()]
+        parts = [f"{some(names)} ({reason})" for reason, names in reasons.items()]
         text += f"; not seen, or not whole: {', '.join(parts)}"
     return text
 
@@ -179,7 +223,7 @@ def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> st
 def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a verdict with its state at the right end, and labelled lines below it; words, such as paths, are never broken."""
     width = max(console.width, 40)
-    lines = _wrap(verdict, width - _LABEL - len(state) - 2)
+    lines = wrap(verdict, width - _LABEL - len(state) - 2)
     for number, line in enumerate(lines):
         text = Text("VERDICT".ljust(_LABEL) if number == 0 else " " * _LABEL, style=style)
         text.append(line, style="bold not dim default")
@@ -187,17 +231,19 @@ def facts(console: Console, verdict: str, state: str, style: str, rows: Sequence
             text.append(" " * max(2, width - text.cell_len - len(state)) + state)
         console.print(text, soft_wrap=True)
     for label, content in rows:
-        for number, line in enumerate(_wrap(content, width - _LABEL)):
+        for number, line in enumerate(wrap(content, width - _LABEL)):
             text = Text(f" {label}".ljust(_LABEL) if number == 0 else " " * _LABEL, style="cyan")
             text.append(line, style="default")
             console.print(text, soft_wrap=True)
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
+    """Break a text into lines between words; words, such as paths, are never broken."""
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Write the first few of many names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from tenterhook.address import ROOT
+from tenterhook.analysis.nonfinite import FirstNonfinite
 from tenterhook.analysis.overview import Overview, Row
+from tenterhook.analysis.stuck import Stuck
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
-from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, aligned
+from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, Narrow, aligned
 from tenterhook.reporters.guides import draw_guides
 from tenterhook.reporters.numbers import plural, share, span
-from tenterhook.reporters.summary import MANY, covered, crowded, facts, of_steps
+from tenterhook.reporters.summary import MANY, covered, crowded, facts, in_turn, of_steps, some, wrap
 
 __all__ = ["FORMS", "Page", "print_page"]
 
@@ -64,7 +66,7 @@ class Page:
     running: Sequence[int] = field(default=())
 
 
-def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100) -> None:
+def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100, wide: bool = False) -> None:
     """Print a recording.
 
     Args:
@@ -72,27 +74,29 @@ def print_page(console: Console, page: Page, *, form: str = "tree", limit: int =
         page: what to print.
         form: one of `FORMS`.
         limit: most lines in each section, 0 for all.
+        wide: print every column, however wide the lines become.
     """
     _print_verdict(console, page)
     if not page.rows:
         return
+    tables = _Tables(console, limit, None if wide else console.width)
     if form == "table":
         console.print()
         console.print(_heading(page, "every value"))
-        _print_table(console, page.rows, _value_columns(page), limit, every=True)
+        tables.print(page.rows, _value_columns(page), every=True)
     elif form == "order":
         console.print()
         console.print(_heading(page, "in order of execution"))
-        _print_table(console, page.rows, _order_columns(page), limit)
+        tables.print(page.rows, _order_columns(page))
     else:
         for title, rows in _sections(page.rows):
             console.print()
             console.print(_heading(page, title))
             shown, folded = _fold(rows) if not page.sites else (rows, [])
-            _print_table(console, shown, _tree_columns(page, shown), limit)
+            tables.print(shown, _tree_columns(page, shown))
             for line in [*folded, *_never_came(shown)]:
                 console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-    _print_more(console, page)
+    _print_more(console, page, wrap(tables.narrow.words(), console.width))
 
 
 def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -139,16 +143,15 @@ def _print_verdict(console: Console, page: Page) -> None:
         rows.append(("tensors", f"no longer stored from some point on: {manifest.tensors_stopped}"))
     if seen.error:
         rows.append(("raised", f"{seen.error[0]}: {seen.error[1]}"))
-    first = seen.first_nonfinite
-    if first:
-        what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
+    if seen.first_nonfinite:
         style = "bold red"
-        several = len(page.ranks) > 1 or first.rank > 0
-        where, rank = (f" of rank {first.rank}", f" --rank {first.rank}") if several else ("", "")
-        rows.append(("first !", f"{first.address}{where} has {what}; {first.origin}"))
-        rows.append(
-            ("next", f"tenterhook show {page.name}{rank} --step {first.step} --site {shlex.quote(first.place)}")
-        )
+        rows += _first(page, seen.first_nonfinite, "first !", aim=True)
+    if seen.first_born:
+        rows += _first(page, seen.first_born, "then !")
+    if seen.first_mask:
+        why = "-inf that a function put there or was given, or beside zeros alone"
+        rows.append(("masks", f"the first is {seen.first_mask.address}; {why}"))
+    rows += _stuck(seen.stuck)
     rows.append(("run", _run(manifest)))
     if manifest.edits:
         rows.append(("edits", f"were on: {_edits(manifest.edits)}"))
@@ -157,8 +160,37 @@ def _print_verdict(console: Console, page: Page) -> None:
     rows.append(("cover", _cover(page)))
     if seen.crowded is not None and seen.crowded[0] >= MANY:
         rows.append(("steps", crowded(*seen.crowded)))
+    if manifest.optimizer_steps:
+        rows.append(("steps", in_turn(manifest.optimizer_steps)))
     rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
+
+
+def _first(page: Page, first: FirstNonfinite, label: str, *, aim: bool = False) -> list[tuple[str, str]]:
+    """Say where something not finite is; with what to type next where that is the aim."""
+    what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
+    several = len(page.ranks) > 1 or first.rank > 0
+    where, rank = (f" of rank {first.rank}", f" --rank {first.rank}") if several else ("", "")
+    if not aim:
+        return [(label, f"{first.address}{where} has {what}")]
+    site = shlex.quote(first.place)
+    return [
+        (label, f"{first.address}{where} has {what}; {first.origin}"),
+        ("next", f"tenterhook show {page.name}{rank} --step {first.step} --site {site}"),
+    ]
+
+
+def _stuck(stuck: Sequence[Stuck]) -> list[tuple[str, str]]:
+    """Name the activations that pass nothing on, a line for each thing that they give."""
+    by_what: dict[str, list[Stuck]] = {}
+    for one in stuck:
+        by_what.setdefault(one.gives, []).append(one)
+    rows = []
+    for what, those in by_what.items():
+        names = some([f"{one.place} ({one.type})" if one.type else one.place for one in those])
+        give = f"activation{' gives' if len(those) == 1 else 's give'} only {what}"
+        rows.append(("stuck !", f"{len(those):,} {give}, in every call: {names}"))
+    return rows
 
 
 def _finite(seen: Overview) -> str:
@@ -166,11 +198,13 @@ def _finite(seen: Overview) -> str:
     if seen.nonfinite is None:
         return ", none of them measured (no statistics)"
     unknown = f"{seen.unmeasured:,} not measured (no statistics)"
-    if seen.nonfinite:
-        return f", {seen.nonfinite:,} of them not finite" + (f", {unknown}" if seen.unmeasured else "")
+    masks = f"{plural(seen.masks, 'mask')} of -inf" if seen.masks else ""
+    if seen.nonfinite > seen.masks:
+        bad = f"{seen.nonfinite - seen.masks:,} of them not finite"
+        return "".join(f", {part}" for part in (bad, masks, unknown if seen.unmeasured else "") if part)
     if seen.unmeasured:
-        return f", {unknown}, the others finite"
-    return ", all finite" if seen.values else ""
+        return f", {unknown}, the others finite{f' but for {masks}' if masks else ''}"
+    return f", all finite{f' but for {masks}' if masks else ''}" if seen.values else ""
 
 
 def _edits(edits: Sequence[Mapping[str, object]]) -> str:
@@ -245,15 +279,31 @@ def _never_came(rows: Sequence[Row]) -> list[str]:
     return [f"- {reason} ({plural(amount, 'value')})" for reason, amount in reasons.items()]
 
 
-def _print_table(
-    console: Console, rows: Sequence[Row], columns: Sequence[Column], limit: int, *, every: bool = False
-) -> None:
-    lines = _lines(rows, every=every)
-    shown = lines[:limit] if limit else lines
-    console.print(aligned(shown, columns, console.width))
-    if len(shown) < len(lines):
-        left = plural(len(lines) - len(shown), "more line")
-        console.print(Text(f"  ... and {left}: --limit 0 shows all", style="dim"), soft_wrap=True)
+@dataclass
+class _Tables:
+    """Prints tables of one look.
+
+    Attributes:
+        console: where to.
+        limit: most lines in each, 0 for all.
+        width: how wide they may be; None for as wide as they are.
+        narrow: what they had to do without.
+    """
+
+    console: Console
+    limit: int
+    width: int | None
+    narrow: Narrow = field(default_factory=Narrow)
+
+    def print(self, rows: Sequence[Row], columns: Sequence[Column], *, every: bool = False) -> None:
+        """Print one."""
+        lines = _lines(rows, every=every)
+        shown = lines[: self.limit] if self.limit else lines
+        for line in aligned(shown, columns, self.width, self.narrow):
+            self.console.print(line, soft_wrap=True)
+        if len(shown) < len(lines):
+            left = plural(len(lines) - len(shown), "more line")
+            self.console.print(Text(f"  ... and {left}: --limit 0 shows all", style="dim"), soft_wrap=True)
 
 
 def _lines(rows: Sequence[Row], *, every: bool) -> list[Line]:
@@ -325,9 +375,9 @@ def _which(row: Row, page: Page) -> str:
     return call if page.step is not None else f"{call}@{row.step}"
 
 
-def _print_more(console: Console, page: Page) -> None:
+def _print_more(console: Console, page: Page, narrow: Sequence[str]) -> None:
     others = [step for step in page.steps if step != page.step]
-    lines = []
+    lines = [line for line in narrow if line]
     if page.step is not None and others:
         if len(others) <= _LISTED:
             which = f"{'step' if len(others) == 1 else 'steps'} {', '.join(map(str, others))} {_is_are(others)} recorded as well"

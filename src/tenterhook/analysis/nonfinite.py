@@ -1,0 +1,138 @@
+"""Where the first number of a recording is that is not finite, and where it may have come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tenterhook.address import Address, format_place, split_op
+from tenterhook.analysis.masks import SIGNS, Signs, is_meant
+from tenterhook.recording import Recording
+
+__all__ = ["COUNTS", "NOT_FINITE", "FirstNonfinite", "Nonfinite", "address_of", "find_nonfinite"]
+
+COUNTS = (("nan", "nan_count"), ("+inf", "posinf_count"), ("-inf", "neginf_count"))
+"""How numbers that are not finite are called, and the statistic that counts them."""
+
+NOT_FINITE = "(nan_count > 0 or posinf_count > 0 or neginf_count > 0)"
+"""The condition of a query for values that hold one."""
+
+
+@dataclass(frozen=True)
+class FirstNonfinite:
+    """The first value of a recording of some sort with numbers in it that are not finite.
+
+    Attributes:
+        address: its address.
+        counts: what is in it: ``{"nan": 3}``.
+        place: its module, as ``tenterhook show --site`` takes it.
+        step: its step.
+        rank: the process that saw it.
+        origin: what is known of where it came from.
+    """
+
+    address: str
+    counts: dict[str, int]
+    place: str
+    step: int
+    rank: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """What a recording holds that is not finite.
+
+    Attributes:
+        first: the first value; masks do not count.
+        first_born: the first with a NaN or +inf, where `first` has -inf alone.
+        masks: how many values hold -inf that are meant.
+        first_mask: the first of these.
+    """
+
+    first: FirstNonfinite | None
+    first_born: FirstNonfinite | None
+    masks: int
+    first_mask: FirstNonfinite | None
+
+
+_Place = tuple[int, int, int]  # step, seq, rank
+
+
+def find_nonfinite(recording: Recording, *, several: bool) -> Nonfinite:
+    """Find them.
+
+    Args:
+        recording: where to look.
+        several: whether places are told with their model.
+    """
+    groups = recording.query(
+        f"select path, kind, slot, {SIGNS}, count(*) n, min({{'step': step, 'seq': seq, 'rank': rank}}) place "
+        f"from values where {NOT_FINITE} group by all"
+    ).to_pylist()
+    places: dict[str, list[_Place]] = {"first": [], "born": [], "mask": []}
+    masks = 0
+    for group in groups:
+        signs = Signs(group["born"], group["zeros"], group["small"])
+        meant = is_meant(group["kind"], group["slot"] or "", split_op(group["path"] or "")[1], signs)
+        masks += group["n"] if meant else 0
+        place = (group["place"]["step"], group["place"]["seq"], group["place"]["rank"])
+        places["mask" if meant else "first"].append(place)
+        if signs.born:
+            places["born"].append(place)
+    found = {
+        what: _first(recording, min(those), several) if those else None
+        for what, those in places.items()
+        if what != "born" or (those and min(those) != min(places["first"]))
+    }
+    return Nonfinite(found["first"], found.get("born"), masks, found["mask"])
+
+
+_ORIGINS = {
+    "input": "nothing before it was not finite: it came from outside, or out of a function between modules (--ops shows these)",
+    "param": "the parameter itself is not finite",
+}
+_BROUGHT_IN_BY = {"output": "input", "grad_input": "grad_output"}
+
+
+def _first(recording: Recording, place: _Place, several: bool) -> FirstNonfinite:
+    step, seq, rank = place
+    [row] = recording.query(
+        f"select * exclude (sketch) from values where step = {step} and seq = {seq} and rank = {rank} and {NOT_FINITE} limit 1"
+    ).to_pylist()
+    path, op = split_op(row["path"] or "")
+    counts = {word: int(row[name]) for word, name in COUNTS if row[name]}
+    return FirstNonfinite(
+        address=address_of(row, several=several),
+        counts=counts,
+        place=format_place(path, op=op, model=row["model"] if several else None),
+        step=step,
+        rank=rank,
+        origin=_origin(recording, row)
+        + ("; -inf alone may be a mask that it makes" if list(counts) == ["-inf"] else ""),
+    )
+
+
+def _origin(recording: Recording, row: dict[str, Any]) -> str:
+    """Say whether a value arose in its module or came in with what that was given; rows before it are finite."""
+    kind = row["kind"]
+    source = _BROUGHT_IN_BY.get(kind)
+    if source is None or row["call_seq"] is None:
+        return _ORIGINS.get(kind, "what was recorded before it is finite")
+    [given] = recording.query(
+        f"select count(*) n, count(*) filter (nan_count is null) unknown from values where kind = '{source}' "
+        f"and rank = {int(row['rank'])} and call_seq = {int(row['call_seq'])}"
+    ).to_pylist()
+    if not given["n"]:
+        kinds = ",".join(dict.fromkeys([source, *sorted(set(recording.manifest.kinds or ["output"]))]))
+        return f"its {source} was not recorded, so it may have come in with that: --kinds {kinds} tells"
+    if given["unknown"]:
+        return f"not all of its {source} has statistics, so it may have come in with that"
+    return f"its {source} was finite, so it arose in this module or in its parameters"
+
+
+def address_of(row: dict[str, Any], *, several: bool) -> str:
+    """Write the address of a row of `values`, with its model where there are several."""
+    path, op = split_op(row["path"] or "")
+    model = row["model"] if several else None
+    return str(Address(path, row["kind"], row["slot"] or "", model, op, row["call"], row["step"]))

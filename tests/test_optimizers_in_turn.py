@@ -1,0 +1,86 @@
+"""Several optimizers of one loop: those that step in turn are told, since each of their steps ends a step."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import tenterhook as th
+from tenterhook.cli.run_show import page_of
+from tenterhook.reporters.text import print_page
+from tests.cli.test_record import record
+
+TOLD = (
+    "2 optimizers step in turn (5, 5 times), and each of these ends a step: "
+    "rec.step() of th.record, once an iteration, says otherwise"
+)
+GAN = """
+import torch
+from torch import nn
+G, D = nn.Linear(2, 2), nn.Linear(2, 1)
+a, b = torch.optim.SGD(G.parameters(), 0.1), torch.optim.SGD(D.parameters(), 0.1)
+for _ in range(5):
+    fake = G(torch.randn(3, 2))
+    D(fake.detach()).sum().backward(); b.step()
+    D(fake).sum().backward(); a.step()
+"""
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x))
+
+
+def train(net: Pair, order: str, rec: th.Recorder | None = None) -> None:
+    """Let the optimizers of both halves step in an order; blanks are calls of the model."""
+    optimizers = {name: torch.optim.SGD(getattr(net, name).parameters(), 0.1) for name in ("one", "two")}
+    for word in order.split(","):
+        net(torch.randn(3, 2)).sum().backward()
+        for name in word.split("+"):
+            optimizers[name].step()
+        if rec is not None:
+            rec.step()
+
+
+@pytest.mark.parametrize(
+    ("order", "counts"),
+    [
+        ("one,two,one,two", [2, 2]),
+        ("one,two,two,one,two,two,one", [3, 4]),
+        ("one,one,one", []),
+        ("one,one,two,two", []),  # one training after another
+        ("one+two,one+two,one+two,one+two", []),  # together: the first of them ends the step
+    ],
+)
+def test_turns_are_counted(order: str, counts: list[int]) -> None:
+    net = Pair()
+    with th.record(net) as rec:
+        train(net, order)
+    assert rec.recording.manifest.optimizer_steps == counts
+    assert rec.recording.manifest.steps == len(order.split(","))
+
+
+def test_steps_that_the_user_marks_are_no_turns() -> None:
+    net = Pair()
+    with th.record(net) as rec:
+        rec.step()
+        train(net, "one,two,one,two", rec)
+    assert rec.recording.manifest.optimizer_steps == []
+
+
+def test_show_and_the_summary_of_a_script_tell_it_once(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").write_text(GAN)
+    done = record(tmp_path, "--to", "a.thk", "gan.py")
+    assert " ".join(done.stderr.split()).count(TOLD) == 1
+    stream = io.StringIO()
+    print_page(Console(file=stream, width=400), page_of(th.open(tmp_path / "a.thk"), "a.thk"))
+    assert stream.getvalue().count(TOLD) == 1
