@@ -95,6 +95,12 @@ def single_hooks(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def both(model: nn.Module) -> Iterator[None]:
+    with th.record(model), all_hooks(model), th.record(model, ops=True):
+        yield
+
+
 SESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "recording": th.record,
     "recording all kinds": lambda model: th.record(model, kinds=KINDS, tensors=True, on_error="raise"),
@@ -105,14 +111,8 @@ SESSIONS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "recording without statistics": lambda model: th.record(model, stats=None),
     "hooks": all_hooks,
     "single hooks": single_hooks,
-    "both": lambda model: _both(model),
+    "both": both,
 }
-
-
-@contextlib.contextmanager
-def _both(model: nn.Module) -> Iterator[None]:
-    with th.record(model), all_hooks(model), th.record(model, ops=True):
-        yield
 
 
 def run(

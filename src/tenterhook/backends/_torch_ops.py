@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-
 from typing_extensions import Self
 
 from tenterhook.backends import OpListener, to_user

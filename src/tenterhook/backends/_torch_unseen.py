@@ -13,7 +13,7 @@ import torch
 
 from tenterhook.backends._unseen import Unseen
 
-__all__ = ["hiding", "unseen"]
+__all__ = ["call_unseen", "hiding", "unseen"]
 
 _C: Any = torch._C
 _functions: Callable[[], int] = _C._len_torch_function_stack
@@ -32,13 +32,18 @@ def hiding(fn: FunctionT) -> FunctionT:
 
     @functools.wraps(fn)
     def hidden(*args: Any, **kwargs: Any) -> Any:
-        without = unseen()
-        if without is None:
-            return fn(*args, **kwargs)
-        with without:
-            return fn(*args, **kwargs)
+        return call_unseen(fn, *args, **kwargs)
 
     return cast("FunctionT", hidden)
+
+
+def call_unseen(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function so that what it does goes past the modes that are on."""
+    without = unseen()
+    if without is None:
+        return fn(*args, **kwargs)
+    with without:
+        return fn(*args, **kwargs)
 
 
 class _WithoutModes(Unseen):

@@ -47,10 +47,10 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.backends._torch_tracing import untraced
-from tenterhook.backends._torch_unseen import hiding
+from tenterhook.backends._torch_unseen import call_unseen, hiding
 from tenterhook.backends._torch_values import DTYPE_NAMES, PLAIN, TensorValues
-from tenterhook.errors import UnsupportedError
 from tenterhook.backends._types import FunctionT
+from tenterhook.errors import UnsupportedError
 from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
 
@@ -162,7 +162,7 @@ class TorchBackend(TensorValues, NativeBackend):
         put_hooks = partial(
             self._put_hooks, before=before, after=after, failed=failed, layer=Layer.OBSERVE, native=native
         )
-        handlers = BeforeHook(before, Layer.OBSERVE), hiding(after), hiding(failed)
+        handlers = BeforeHook(before, Layer.OBSERVE), partial(call_unseen, after), partial(call_unseen, failed)
         return attach_around(module, native, handlers, put_hooks)
 
     @staticmethod
