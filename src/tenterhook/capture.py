@@ -21,6 +21,7 @@ from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
 from tenterhook.native import NATIVE, new_engine
 from tenterhook.notes import call_note, note_error
+from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
 from tenterhook.tracker import Tracker
@@ -379,10 +380,13 @@ class Capture:
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def forked(self) -> None:
-        """End in a child of the process: its parent's other threads may hold the lock there for ever."""
+        """In a child of the process, where its parent's other threads may hold the locks for ever: go on in memory, else end."""
         self.rows.forked()
         self.tracker.forked()
-        self.closed = True
+        if isinstance(self.sink, MemorySink):
+            self.sink.forked()
+        else:
+            self.closed = True
 
     def close(self) -> None:
         """Take everything off and hand over what is left."""
