@@ -23,6 +23,7 @@ from tenterhook.backends import (
     Before,
     Detachable,
     Failed,
+    FunctionT,
     InstalledHook,
     Instead,
     Layer,
@@ -206,6 +207,9 @@ class MindSporeBackend:
     def tracks_gradients(self) -> bool:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
+
+    def unseen(self, fn: FunctionT) -> FunctionT:
+        return fn
 
     def untraced(self) -> None:
         return None
