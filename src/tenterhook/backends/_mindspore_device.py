@@ -115,15 +115,19 @@ class _Parcel(Parcel):
         """Put a piece at the place that was taken last."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED:
-            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
+            self._join()
 
     def close(self) -> None:
         """Join all pieces to one."""
         self._joined, self._pieces = [*self._joined, *self._pieces], []
         if len(self._joined) > 1:
-            # Where there is no memory left for it, the pieces come over one by one.
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # as below
                 self._joined = [ops.cat(self._joined)]
+
+    def _join(self) -> None:
+        # Where there is no memory left for it, the pieces come over one by one. None may be missing: they tell the places of the next.
+        with contextlib.suppress(RuntimeError):
+            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
 
     def bring(self) -> np.ndarray:
         """Wait for it and return its bytes: the one transfer."""
