@@ -117,7 +117,7 @@ class _Parcel(Parcel):
         """Put a piece at the place that was taken last."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED:
-            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
+            self._join()
 
     def close(self) -> None:
         """Join all pieces to one."""
@@ -126,6 +126,11 @@ class _Parcel(Parcel):
             # Else, and where there is no memory left for it, the pieces come over one by one.
             with contextlib.suppress(RuntimeError):
                 self._joined = [ops.cat(self._joined)]
+
+    def _join(self) -> None:
+        # Where there is no memory left for it, the pieces come over one by one. None may be missing: they tell the places of the next.
+        with contextlib.suppress(RuntimeError):
+            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
 
     def bring(self) -> np.ndarray:
         """Wait for it and return its bytes: the one transfer."""

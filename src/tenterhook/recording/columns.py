@@ -143,7 +143,8 @@ def measured_columns(buffer: RowBuffer, rows: np.ndarray) -> dict[str, pa.Array]
     filled = buffer.valid[rows]
     if not filled.any():
         return {name: pa.nulls(count, VALUES.field(name).type) for name in (*STATISTICS, "sketch", "digest")}
-    whole = count and rows[-1] == count - 1 and np.array_equal(rows, np.arange(count))  # a copy less
+    # A copy less, where the columns do not keep much more memory than they need.
+    whole = 2 * count >= len(buffer.valid) and np.array_equal(rows, np.arange(count))
     statistics = np.ascontiguousarray((buffer.statistics[:count] if whole else buffer.statistics[rows]).T)
     null = np.isnan(statistics) | ((filled & GROUP_STATISTICS) == 0)
     some_null = null.any(axis=1).tolist()
