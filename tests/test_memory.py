@@ -23,7 +23,7 @@ ALL = ["input", "output", "grad_input", "grad_output", "param_grad", "update"]
 
 def _ours() -> Counter[str]:
     """Count the live objects of our own classes; with the collector off nothing hides a cycle."""
-    return Counter(type(one).__name__ for one in gc.get_objects() if type(one).__module__.startswith("tenterhook."))
+    return Counter(type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("tenterhook."))
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def test_a_thousand_steps_grow_by_their_rows_only() -> None:
 
 
 def test_inline_losses_of_a_script_leave_nothing(tmp_path: Path) -> None:
-    recorder: Any = ScriptRecorder(to=tmp_path / "rec.thk")
+    recorder: Any = ScriptRecorder(tmp_path / "rec.thk")
     recorder.start()
     try:
         net = mlp()
