@@ -1,9 +1,10 @@
-"""What a recording cannot be cheaper than, with hooks: the same hooks with nothing in them; prints JSON.
+"""What a recording cannot be cheaper than: the same hooks, or the same place around a call, with nothing in them; prints JSON.
 
     python -m benchmarks.bounds --rounds 9
 
 On 401 tiny modules, ratios to the bare run: torch's own dispatch of hooks, its tensor hooks, and what the kernel and
-the questions that one has to ask a tensor (dtype, device, layout, address, shape) take.
+the questions that one has to ask a tensor (dtype, device, layout, address, shape) take. Last what bounds a sampled
+recording: one that puts on and takes off what does nothing, in turn for one step of ten.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks.models import build
-from benchmarks.overhead import BOTH, FORWARD, WORKS, count_calls, ratio
+from benchmarks.overhead import BOTH, FORWARD, WORKS, Figure, count_calls, ratio
 from tenterhook.backends.torch import BACKEND
 from tenterhook.stats import RowBuffer
 
@@ -57,14 +58,56 @@ def hooked(net: nn.Module, after: After) -> Iterator[None]:
         yield
 
 
-BOUNDS: dict[str, tuple[str, After]] = {
-    "two empty hooks": (FORWARD, _nothing),
-    "two hooks, tensor measured, nothing written down": (FORWARD, _measured),
-    "two empty hooks ": (BOTH, _nothing),
-    "two hooks and an empty tensor hook": (BOTH, _tapped),
-    "two hooks and a tensor hook, both measured, nothing written down": (BOTH, _tapped_and_measured),
+@contextmanager
+def around(net: nn.Module) -> Iterator[None]:
+    """Have every module run its forward and nothing else: where a recording stands, if there are no other hooks."""
+    for module in net.modules():
+        module.__dict__["_compiled_call_impl"] = module.forward
+    try:
+        yield
+    finally:
+        for module in net.modules():
+            del module.__dict__["_compiled_call_impl"]
+
+
+class _Sampled:
+    """A step that has the two empty hooks on every tenth time, as ``every=10`` has its own."""
+
+    def __init__(self, work: Callable[[nn.Module, torch.Tensor], None], net: nn.Module, x: torch.Tensor) -> None:
+        self._work, self._net, self._x = work, net, x
+        self._step = -1
+        self.on = False
+
+    def __call__(self) -> None:
+        self._step += 1
+        if self.on and self._step % 10 == 0:
+            with hooked(self._net, _measured):
+                self._work(self._net, self._x)
+        else:
+            self._work(self._net, self._x)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Sample for the length of a ``with``."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+BOUNDS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager[None]]]] = {
+    "forward called without torch's way to its hooks": (FORWARD, around),
+    "two empty hooks": (FORWARD, partial(hooked, after=_nothing)),
+    "two hooks, tensor measured, nothing written down": (FORWARD, partial(hooked, after=_measured)),
+    "two empty hooks ": (BOTH, partial(hooked, after=_nothing)),
+    "two hooks and an empty tensor hook": (BOTH, partial(hooked, after=_tapped)),
+    "two hooks and a tensor hook, both measured, nothing written down": (
+        BOTH,
+        partial(hooked, after=_tapped_and_measured),
+    ),
 }
-"""Name -> (what is timed, the hook after a call)."""
+"""Name -> (what is timed, what is on the network meanwhile)."""
 
 
 def main() -> None:
@@ -75,12 +118,16 @@ def main() -> None:
     torch.set_num_threads(1)
     net, x = build("tiny401")
     calls = count_calls(net, x)
-    for name, (work, after) in BOUNDS.items():
-        figure = ratio(partial(WORKS[work], net, x), partial(hooked, net, after), rounds=rounds, calls=calls)
-        print(
-            json.dumps({"work": work, "what": name.strip(), "ratio": figure.median, "added_us": figure.added}),
-            flush=True,
-        )
+    for name, (work, on) in BOUNDS.items():
+        _say(work, name.strip(), ratio(partial(WORKS[work], net, x), partial(on, net), rounds=rounds, calls=calls))
+    sampled = _Sampled(WORKS[FORWARD], net, x)
+    what = "two hooks, tensor measured, nothing written down, put on for every 10th step"
+    _say(FORWARD, what, ratio(sampled, sampled.sampling, rounds=rounds, calls=calls, unit=10))
+
+
+def _say(work: str, what: str, figure: Figure) -> None:
+    found = {"work": work, "what": what, "ratio": figure.median, "added_us": figure.added, "bare_us": figure.bare}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measures the statistics kernel against a pure read of the same bytes.
 
     python benchmarks/kernel.py [--kernel "native avx2"] [--dtype float32] [--threads 2] [--seconds 1]
+    python benchmarks/kernel.py --gain --threads 2     one thread against two, in turn
 
 Reads and measurements take turns, so that both see the same machine; the ratio is the median over the pairs, and with ``--best``
 that of the fastest read and the fastest measurement, for a machine that is busy with something else. The read is compiled for
@@ -75,6 +76,32 @@ def compare(
     return statistics.median(reads), statistics.median(measures), ratio
 
 
+def print_gain(options: argparse.Namespace) -> None:
+    """Print how many times faster several threads measure large tensors than one does, both in turn in one run."""
+    code = DTYPE_CODES[options.dtype]
+    print(f"{options.kernel}, {options.dtype}, statistics, sketch and digest: milliseconds")
+    print(f"{'elements':>8} {'1 thread':>9} {f'{options.threads} threads':>10} {'gain':>6} {'quartiles':>12}")
+    for name, numel in SIZES.items():
+        if numel < THREADED_NUMEL:
+            continue
+        array = aligned(numel, DTYPES[code])
+        measure, address = RowBuffer(1, kernel=options.kernel).measure_flat, array.ctypes.data
+
+        def timed(
+            threads: int, measure: Callable[..., bool] = measure, address: int = address, numel: int = numel
+        ) -> float:
+            set_threads(threads)
+            return seconds_of(lambda: measure(0, address, code, numel), 3)
+
+        pairs = [(timed(1), timed(options.threads))]  # warms up, too
+        start = time.perf_counter()
+        while len(pairs) < 12 or time.perf_counter() - start < options.seconds:
+            pairs.append((timed(1), timed(options.threads)))
+        alone, together = (1e3 * statistics.median(column) for column in zip(*pairs[1:], strict=True))
+        low, gain, high = statistics.quantiles([one / several for one, several in pairs[1:]])
+        print(f"{name:>8} {alone:>9.3f} {together:>10.3f} {gain:>5.2f}x {low:>5.2f} - {high:.2f}")
+
+
 def main() -> None:
     """Print a table of microseconds and of ratios to the read."""
     parser = argparse.ArgumentParser(description="Measure the statistics kernel against a pure read of the same bytes.")
@@ -83,7 +110,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--best", action="store_true", help="compare the fastest of each instead of medians")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each figure")
+    parser.add_argument("--gain", action="store_true", help="compare one thread with --threads (2) of them instead")
     options = parser.parse_args()
+    if options.gain:
+        options.threads = max(2, options.threads)
+        print_gain(options)
+        return
     code = DTYPE_CODES[options.dtype]
     set_threads(options.threads)
     by = "1 thread" if options.threads == 1 else f"{options.threads} threads from {THREADED_NUMEL} elements on"

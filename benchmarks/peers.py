@@ -10,6 +10,7 @@ forward, and takes in what each does for every run. What is not installed is lef
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -76,10 +77,20 @@ def torchlens_trace(net: nn.Module, x: torch.Tensor) -> object:
         return importlib.import_module("torchlens").trace(net, x)
 
 
+@functools.cache
+def _as_they_end(net: nn.Module, shape: torch.Size) -> list[nn.Module]:
+    """List the modules inside a network in the order in which their first calls end: in no other may nnsight be asked for them."""
+    ended: dict[nn.Module, None] = {}
+    with torch.no_grad(), _hooks(net, lambda module, args, output: ended.setdefault(module)):
+        net(torch.zeros(shape))
+    return [module for module in ended if module is not net]
+
+
 def nnsight_trace(net: nn.Module, x: torch.Tensor) -> object:
     """Save every module's output with nnsight."""
     traced: Any = importlib.import_module("nnsight").NNsight(net)
-    envoys = [envoy for envoy in traced.modules() if envoy is not traced]
+    by_module = {envoy._module: envoy for envoy in traced.modules()}
+    envoys = [by_module[module] for module in _as_they_end(net, x.shape)]
     with torch.no_grad(), traced.trace(x):
         for envoy in envoys:
             envoy.output.save()
@@ -132,7 +143,7 @@ def main() -> None:
     """Print one JSON object a line: model, what, figure."""
     parser = argparse.ArgumentParser(description="What others cost.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--models", default="tiny401,small_cnn,transformer,resnet")
+    parser.add_argument("--models", default="tiny401,small_cnn,transformer,resnet,alexnet")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     versions = {

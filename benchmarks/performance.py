@@ -119,10 +119,16 @@ def bounds(rounds: int) -> Iterator[str]:
     found = run("bounds", "--rounds", str(rounds))
     yield "## What bounds the cost of a call"
     yield ""
-    yield "On `tiny401`, hooks that record nothing, put on through torch's own registration:"
+    bare = min(one["bare_us"] for one in found if one["work"] == "forward")
+    yield (
+        f"On `tiny401`, where a bare call takes {bare:.1f} µs forward, what records nothing: put on through torch's own"
+        " registration of hooks, or, in the first row, in the place around a module's call that a recording takes where there are"
+        " no other hooks. The targets were set on a machine whose bare call took 9.3 µs: a ratio of 1.60 left 5.6 µs for a call"
+        f" there and leaves {0.6 * bare:.1f} µs here."
+    )
     yield ""
     rows = [[one["work"], one["what"], f"{one['ratio']:.2f}", f"{one['added_us']:.1f}"] for one in found]
-    yield from table(["timed", "hooks", "ratio", "µs a call"], rows)
+    yield from table(["timed", "what", "ratio", "µs a call"], rows)
 
 
 def peers(rounds: int, models: str) -> Iterator[str]:
@@ -183,7 +189,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure of the kernel")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet")
+    parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet,alexnet")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     lines = [INTRODUCTION, *machine()]

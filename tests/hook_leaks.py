@@ -146,7 +146,11 @@ def _watching(init: Callable[..., None], key: str, placed: list[_Placed]) -> Cal
         owner = frame.f_locals.get("self")
         method, hook = frame.f_code.co_name, frame.f_locals.get("hook", frame.f_locals.get("hook_fn"))
         caller = frame.f_back
-        while caller is not None and _framework(caller.f_globals.get("__name__", "")):
+        while caller is not None and (
+            _framework(caller.f_globals.get("__name__", ""))
+            or caller.f_code.co_name
+            == "registering"  # ours, that only looks on while others register (backends/_torch_native.py)
+        ):
             caller = caller.f_back
         by_us = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] == _OURS
         if hooks is None or owner is None or not (by_us or _is_ours(hook)) or _dies_with_its_graph(owner):

@@ -23,7 +23,9 @@ ALL = ["input", "output", "grad_input", "grad_output", "param_grad", "update"]
 
 def _ours() -> Counter[str]:
     """Count the live objects of our own classes; with the collector off nothing hides a cycle."""
-    return Counter(type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("tenterhook."))
+    return Counter(
+        type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("tenterhook.")
+    )
 
 
 @contextlib.contextmanager
@@ -168,7 +170,7 @@ def test_a_thousand_steps_grow_by_their_rows_only() -> None:
         before, ours = len(gc.get_objects()), _ours()
         train(1000)
         gc.collect()
-        # rows are held in Arrow's buffers: a batch of 2048 of them is a handful of Python objects, a row is none
+        # rows are held in Arrow's buffers: a batch of 4096 of them is a handful of Python objects, a row is none
         assert len(gc.get_objects()) - before < 2000
         assert all(count <= 20 for count in (_ours() - ours).values())
     assert len(rec.table("calls")) == 1100 * 8

@@ -96,6 +96,7 @@ class Place:
     """What is counted of a watched module. What the native path has a type of its own for."""
 
     __slots__ = (
+        "attachment",
         "call_count",
         "due",
         "gradient_count",
@@ -104,6 +105,7 @@ class Place:
         "no_gradient",
         "numbers",
         "recomputed",
+        "resting",
         "step",
         "step_calls",
         "wanted",
@@ -115,6 +117,8 @@ class Place:
     no_gradient: Counter[str]
     numbers: dict[int, tuple[int, int]]
     step_calls: list[LiveCall]
+    attachment: Detachable | None
+    resting: Suspendable | None
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Begin to count."""
@@ -161,7 +165,6 @@ class Watched(Place):
 
     __slots__ = (
         "aliases",
-        "attachment",
         "callable",
         "closed",
         "entry_parameters",
@@ -172,7 +175,6 @@ class Watched(Place):
         "path",
         "raw_path",
         "ref",
-        "resting",
         "sites",
         "type",
         "ungraded",
@@ -191,8 +193,8 @@ class Watched(Place):
         self.keep = keep  # its tensors are kept, too
         self.every = 1  # of the steps that are recorded, those whose number it divides
         self.input_names: ParameterNames | None = None
-        self.attachment: Detachable | None = None
-        self.resting: Suspendable | None = None  # the attachment, while it is off and will come back
+        self.attachment = None
+        self.resting = None  # the attachment, while it is off and will come back
         self.closed = False  # gets no hooks: they would change what runs
         self.lost = False  # somebody else took our hooks off
         self.ungraded: dict[str, str] = {}  # parameters whose gradient has not come -> why, where it was asked for

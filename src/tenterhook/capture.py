@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import explanation
-from tenterhook.backends import Backend, NativeBackend, Suspendable, Yielding
+from tenterhook.attaching import release, release_each
+from tenterhook.backends import Backend, NativeBackend, Yielding
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
-from tenterhook.native import new_engine
+from tenterhook.native import NATIVE, new_engine
 from tenterhook.notes import call_note, note_error
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
@@ -146,17 +147,22 @@ class Capture:
         else:
             watched.attachment = self.backend.attach(module, *handlers)
 
-    def attach_all(self, modules: Iterable[Watched]) -> None:
-        """Put hooks around the calls of modules."""
+    def attach_all(self, modules: list[Watched], *, due: bool) -> None:
+        """Put hooks around the calls of modules; ``due`` says whether they are recorded on this step."""
+        if self._engine is not None and not self.closed:
+            modules = NATIVE.put_all_on(modules, due)
         for watched in modules:
+            watched.due = due
             if watched.attachment is None:
                 self.attach(watched)
 
-    def release_all(self, modules: Iterable[Watched]) -> None:
+    def release_all(self, modules: list[Watched], *, due: bool) -> None:
         """Take the hooks of modules off, which will come back soon."""
+        if self._engine is not None:
+            modules = NATIVE.take_all_off(modules, due)
         for watched in modules:
-            if watched.attachment is not None:
-                self.release(watched, rest=True)
+            watched.due = due
+            release(watched, rest=True)
 
     def _raised(self, watched: Watched, *arguments: Any) -> None:
         try:
@@ -170,28 +176,11 @@ class Capture:
 
         ``rest`` says that they will come back soon: where the framework's backend can, they are kept for that.
         """
-        fault: Exception | None = None
-        for watched in self.watched:
-            if watched is not but:
-                try:
-                    self.release(watched, rest=rest)
-                except Exception as one:  # those of the other modules are taken off all the same
-                    fault = fault or one
-        if fault is not None:
-            raise fault
+        release_each([one for one in self.watched if one is not but], rest=rest)
 
     def release(self, watched: Watched, *, rest: bool = False) -> None:
         """Take the hooks of one module off."""
-        if not rest:
-            watched.resting = None
-        attachment, watched.attachment = watched.attachment, None
-        if attachment is None:
-            return
-        if rest and isinstance(attachment, Suspendable) and attachment.suspend():
-            watched.resting = attachment
-        else:
-            watched.lost = watched.lost or not attachment.live
-            attachment.remove()
+        release(watched, rest=rest)
 
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""

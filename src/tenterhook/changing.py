@@ -33,7 +33,8 @@ def _digest(backend: Backend, tensor: Any) -> int | None:
     if rows is None:
         rows = _digests.rows = RowBuffer(1, sketch=False)
     rows.valid[0] = 0
-    backend.measure(tensor, rows, 0)
+    with backend.untraced() or contextlib.nullcontext():
+        backend.measure(tensor, rows, 0)
     if rows.deferred:  # a tensor of a device: this question cannot wait
         rows.settle()
     return int(rows.digests[0]) if rows.valid[0] & GROUP_DIGEST else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from tenterhook.errors import TargetError
 
 __all__ = ["EventLog"]
 
+_logger = logging.getLogger("tenterhook")
+
 
 class EventLog:
     """Writes events to a file, line by line.
@@ -21,8 +25,13 @@ class EventLog:
     A line holds the step, the phase, what happened (``start``, ``value``, ``end``, ``raised``), the address and, of
     values, shape and dtype: ``step 0  forward   value  Net/conv1:output#0  (64, 32, 26, 26) float32``.
 
+    A disk that is full ends the log, and neither the recording nor the run.
+
     Args:
         path: the file; replaced if it is there.
+
+    Attributes:
+        failure: why nothing more is written; None while all is well.
 
     Raises:
         TargetError: the file cannot be written.
@@ -32,6 +41,7 @@ class EventLog:
         self.path = Path(path)
         self._pid = os.getpid()
         self.summary: Callable[[Any], Summary] | None = None
+        self.failure: str | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("w", encoding="utf-8", buffering=1)  # line by line, also past a crash
@@ -42,7 +52,7 @@ class EventLog:
 
     def __call__(self, event: str, call: LiveCall, kind: str, slot: str, what: Any) -> None:
         """Write one event; a forked child writes nothing."""
-        if os.getpid() != self._pid:
+        if self.failure is not None or os.getpid() != self._pid:
             return
         phase = "backward" if event == "backward" else call.phase
         place = format_place(call.watched.path, model=call.watched.model)
@@ -56,9 +66,15 @@ class EventLog:
         elif kind and self.summary is not None:
             shape, dtype, _ = self.summary(what)
             line += f"  {shape} {dtype}"
-        self._file.write(line + "\n")
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            self.failure = f"the log {self.path} ends at step {call.step}: {error.strerror}"
+            _logger.warning("%s; the recording goes on", self.failure)
+            with contextlib.suppress(OSError):  # the same again, of what is left to be written
+                self._file.close()
 
     def close(self) -> None:
         """Close the file."""
-        if os.getpid() == self._pid:
+        if self.failure is None and os.getpid() == self._pid:
             self._file.close()

@@ -45,6 +45,9 @@ class HookSchedule:
         self._wanted: list[int] = []  # those of them that are recorded
         self._paused = False
         self._between = False
+        self._grouped: tuple[list[Watched], int, list[list[Watched]]] | None = (
+            None  # of a list, so long: modules by kind
+        )
         self._state: tuple[object, ...] | None = None  # what the hooks that are on now follow from
         self._rates: tuple[frozenset[int], frozenset[int]] = frozenset(), frozenset()  # recorded now; with hooks on
         self._rows = 0  # that there were when the step began
@@ -112,24 +115,33 @@ class HookSchedule:
         self._capture.active = bool(self._wanted)
         tracker, first = self._capture.tracker, steps[0] in self._wanted
         state = (bool(self._wanted), first, self._paused, tracker.needs_root, tracker.root_has_run, self.whole)
-        fits = self._sampling.fits
-        rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
+        rates = self._rates
+        if self._sampling.by_pattern:
+            fits = self._sampling.fits
+            rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
         if state != self._state:
-            self._visit(self._capture.watched)
-        elif rates != self._rates and self._sampling.by_pattern:
+            self._visit(self._kinds())
+        elif rates != self._rates:
             changed = (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1])
-            self._visit([watched for watched in self._capture.watched if watched.every in changed])
+            self._visit([kind for kind in self._kinds() if kind[0].every in changed])
         self._state, self._rates = state, rates
 
-    def _visit(self, modules: list[Watched]) -> None:
+    def _kinds(self) -> list[list[Watched]]:
+        """Return the modules, those together of which the same holds on each step; looked up anew where there are others."""
+        watched = self._capture.watched
+        if self._grouped is None or self._grouped[0] is not watched or self._grouped[1] != len(watched):
+            kinds: dict[tuple[object, ...], list[Watched]] = {}
+            for one in watched:
+                kinds.setdefault((one.wanted, one.is_root, one.every), []).append(one)
+            self._grouped = watched, len(watched), list(kinds.values())
+        return self._grouped[2]
+
+    def _visit(self, kinds: list[list[Watched]]) -> None:
         capture = self._capture
-        attach: list[Watched] = []
-        release: list[Watched] = []
-        for watched in modules:
-            (attach if self._needs_hooks(watched) else release).append(watched)
-        capture.release_all(release)
-        capture.attach_all(attach)
-        capture.tracker.sees_all = all(self._is_needed(one) for one in capture.watched if one.wanted)
+        for kind in sorted(kinds, key=lambda kind: self._needs_hooks(kind[0])):  # what comes off first
+            switch = capture.attach_all if self._needs_hooks(kind[0]) else capture.release_all
+            switch(kind, due=kind[0].due)
+        capture.tracker.sees_all = all(self._is_needed(kind[0]) for kind in self._kinds() if kind[0].wanted)
         for parameters in self._parameters():
             if self._wanted:
                 parameters.resume()
@@ -138,7 +150,7 @@ class HookSchedule:
 
     def again(self) -> None:
         """The rates have changed."""
-        self._state = None
+        self._state = self._grouped = None
         self._put_on(*self._steps)
 
     def meet(self, watched: Watched) -> None:

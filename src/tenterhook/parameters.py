@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable
+from tenterhook.backends import Backend, Detachable, ParameterBackend
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 
@@ -142,12 +142,18 @@ class ParameterWatch:
         self._by_path = {one.path: one for one in watched if one.wanted}
         self._followed: dict[tuple[str, str], _Followed] = {}
         self._before: list[tuple[_Followed, Any, object]] | None = None
+        self._backend = capture.backend if isinstance(capture.backend, ParameterBackend) else None
+        self._had: object = None  # modules and parameters, when they were looked at last
         self._step = -1  # that has been begun
         self._look()
 
     def _look(self) -> None:
         """Find the parameters that the modules have now."""
         model = self._model()
+        if self._backend is not None and model is not None:
+            had, self._had = self._had, self._backend.same_parameters(model, self._had)
+            if had is not None and had is self._had:
+                return
         present: dict[tuple[str, str], _Followed] = {}
         for entry in self._capture.backend.parameters(model) if model is not None else ():
             watched = self._by_path.get(entry.path)

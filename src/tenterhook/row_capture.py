@@ -18,7 +18,7 @@ from tenterhook.tracker import Tracker
 
 __all__ = ["CaptureOptions", "EventListener", "RowCapture"]
 
-_BLOCK_ROWS = 2048
+_BLOCK_ROWS = 4096
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad"})
 
 EventListener = Callable[[str, LiveCall, str, str, Any], None]
@@ -164,6 +164,10 @@ class RowCapture:
 
     def parameter_value(self, watched: Watched, kind: str, name: str, tensor: Any, step: int) -> None:
         """Record a parameter, its gradient or its update; belongs to no call."""
+        site = watched.site(kind, name)
+        native = None if self._extra or watched.keep else self._engine
+        if native is not None and native.record(site, tensor, step):
+            return
         seq = self._tracker.next_seq()
         tensor, key, note = self._prepare(watched, kind, seq, tensor, None)
         shape, dtype, device = self._backend.summary(tensor)
@@ -172,7 +176,7 @@ class RowCapture:
             block, row = self._next_row()
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
             block.table.add(
-                (row, watched.site(kind, name), seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
+                (row, site, seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
             )  # fmt: skip
             self._values_recorded += 1
 

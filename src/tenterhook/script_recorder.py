@@ -66,6 +66,7 @@ class RecordSummary:
         size_bytes: size of the recording on disk.
         error: the exception that ended the script; None where it ended well.
         partial: why something that was asked for is not in it; None when all is.
+        lost_rows: rows that were seen and could not be stored.
         nothing_called: whether no module was called at all.
         told: what was changed for the run so that hooks see everything, as sentences.
     """
@@ -85,6 +86,7 @@ class RecordSummary:
     size_bytes: int = 0
     error: str | None = None
     partial: str | None = None
+    lost_rows: int = 0
     nothing_called: bool = True
     told: list[str] = field(default_factory=list)
 
@@ -278,6 +280,8 @@ class ScriptRecorder:
         summary = RecordSummary(Path(self._sink.path))
         rows: list[dict[str, Any]] = []
         capture = self._capture
+        if self._log is not None and self._log.failure is not None:
+            self._manifest.partial = self._log.failure
         if capture is not None:
             end_capture(ending, capture, self._models.parameters, error)
             rows = ending.do(lambda: self._models.rows(capture), "the modules could not be listed", rows)
@@ -328,7 +332,8 @@ class ScriptRecorder:
         summary.steps = manifest.steps
         summary.optimizer_steps = manifest.optimizer_steps
         summary.error = manifest.error
-        summary.partial = self._sink.failure or manifest.partial
+        summary.partial = manifest.partial or self._sink.failure
+        summary.lost_rows = self._sink.lost_rows
         summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
 
     # --- meeting models --------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ to the whole program. Sets and iterators are left closed too: the first have no 
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -266,6 +268,9 @@ def _key_label(step: str) -> str:
     return f"{step[1:]}=" if step[0] == "." else step[1:-1].strip('"') + "="
 
 
+_of_methods: weakref.WeakKeyDictionary[types.CodeType, ParameterNames] = weakref.WeakKeyDictionary()
+
+
 class ParameterNames:
     """The names of a function's parameters, worked out once so that binding a call is cheap.
 
@@ -288,6 +293,16 @@ class ParameterNames:
     @classmethod
     def of(cls, function: Any) -> ParameterNames:
         """Return the names for a callable; for one that shows no signature, arguments go by ``args[0]``."""
+        written = getattr(function, "__func__", None)
+        if type(function) is not types.MethodType or type(written) is not types.FunctionType or written.__dict__:
+            return cls._look_up(function)
+        known = _of_methods.get(written.__code__)  # those of the modules of one class are the same
+        if known is None:
+            known = _of_methods[written.__code__] = cls._look_up(function)
+        return known
+
+    @classmethod
+    def _look_up(cls, function: Any) -> ParameterNames:
         try:
             return cls(inspect.signature(function))
         except (TypeError, ValueError):  # not every callable of C has a signature, which is no fault of the call

@@ -17,7 +17,6 @@ import pytest
 
 from tenterhook.errors import NotRecordedError, RecordingError, TargetError
 from tenterhook.recording import DiskSink, Manifest, Pace, environment, find_recordings, open_recording
-from tenterhook.recording.dump import dump
 from tenterhook.recording.shards import ShardWriter
 from tenterhook.recording.tensors import TensorStore
 from tests.recording.synthetic import (
@@ -278,60 +277,6 @@ raise SystemExit(3)
     assert recording.steps == [0] and len(recording.order()) == 5 and not recording.manifest.complete
 
 
-def test_a_full_disk_stops_the_recording_and_not_the_run(tmp_path: Path) -> None:
-    code = """
-import resource, signal, sys
-from tenterhook.recording import DiskSink, Manifest, Pace
-from tests.recording.synthetic import many_values, modules_table
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a file at its limit gives an error, as a full disk does
-resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
-manifest = Manifest()
-sink = DiskSink(sys.argv[1], manifest, pace=Pace(flush_interval=0.01))
-for step in range(200):
-    sink.write_values(many_values(3000, first_step=step * 10))
-    sink.flush()
-sink.close(manifest, modules_table())
-print(sink.failure, manifest.lost_rows, sep="|")
-"""
-    done = in_process(code, tmp_path / "a.thk")
-    assert done.returncode == 0, done.stderr
-    failure, lost = done.stdout.strip().split("|")
-    assert failure == "writing stopped: File too large"
-    recording = open_recording(tmp_path / "a.thk")
-    kept = recording.table("values").num_rows
-    assert kept > 0 and kept + int(lost) == 600_000
-    assert recording.manifest.complete and recording.manifest.partial == failure
-    assert recording.manifest.lost_rows == int(lost)
-    assert recording.query("select count(*) n from values").to_pylist() == [{"n": kept}]
-
-
-def test_a_full_disk_has_room_to_say_so(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    try:
-        manifest = Manifest()
-        sink = DiskSink(disk / "a.thk", manifest, pace=Pace(flush_interval=0.01))
-        total = 0
-        for step in range(60):
-            batch = many_values(3000, first_step=step * 10)
-            total += len(batch)
-            sink.write_values(batch)
-            sink.write_tensor(f"t{step}", np.ones(1000))
-            sink.flush()
-        sink.close(manifest, modules_table())
-        assert sink.failure == "writing stopped: No space left on device"
-        recording = open_recording(disk / "a.thk")
-        assert recording.manifest.complete and recording.manifest.partial == sink.failure
-        assert recording.table("values").num_rows + manifest.lost_rows == total
-        assert recording.coverage.modules == 4
-        assert float(recording.tensor("t0").sum()) == 1000
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
-
-
 def test_a_batch_of_another_schema_stops_the_recording_and_not_the_run(tmp_path: Path) -> None:
     manifest = Manifest()
     sink = DiskSink(tmp_path / "a.thk", manifest)
@@ -479,7 +424,7 @@ def test_ranks_overwrite_their_own_folders_in_any_order(tmp_path: Path) -> None:
     assert recording.ranks == [0, 1] and recording.steps == [0, 1] and recording.manifest.complete
 
 
-# finding and dumping
+# finding
 
 
 def test_recordings_are_found_newest_first(tmp_path: Path) -> None:
@@ -489,19 +434,6 @@ def test_recordings_are_found_newest_first(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "recording.json", (stamp, stamp))
     (tmp_path / "other").mkdir()
     assert [path.name for path in find_recordings(tmp_path)] == ["new", "middle", "old"]
-
-
-def test_a_dump_shows_every_row_and_tensor(tmp_path: Path) -> None:
-    manifest = Manifest(note="a note")
-    sink = DiskSink(tmp_path / "a.thk", manifest)
-    write_steps(sink, range(3))
-    sink.write_tensor("t0", np.ones((2, 3), np.float16))
-    sink.close(manifest, modules_table())
-    lines = list(dump(tmp_path / "a.thk"))
-    assert any('"note": "a note"' in line for line in lines)
-    assert "  calls-00000.parquet: 15 rows" in lines and "  values-00000.parquet: 15 rows" in lines
-    assert sum("kind='output'" in line for line in lines) == 12
-    assert any(line.startswith("    't0' float16 [2, 3] bytes") for line in lines)
 
 
 def test_memory_stays_flat_over_a_long_recording(tmp_path: Path) -> None:

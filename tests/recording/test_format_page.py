@@ -69,3 +69,32 @@ def test_the_page_merges_shards_as_the_reader_does(tmp_path: Path) -> None:
     assert {name: merged[name] for name in row if name != "norm"} == {name: row[name] for name in row if name != "norm"}
     assert row["norm"] == pytest.approx(merged["rms"] * (24 - 1) ** 0.5)
     assert merged["ranks"] == [0, 1, 2, 3] and merged["sketch"] == [2.0] * 64
+
+
+def test_the_page_asks_many_ranks(tmp_path: Path) -> None:
+    for rank in range(4):
+        sink = DiskSink(tmp_path / "run.thk", Manifest(rank=rank, world=4), rank=rank)
+        rows = []
+        for step in range(3):
+            seq = step * 10
+            odd = rank == 2 and step > 0
+            rows.append(value(seq, seq, step, "conv1", rms=3.0, numel=6))
+            rows.append(
+                value(seq + 1, seq, step, "fc", rms=4.0, numel=6, nan_count=2 if rank == 3 and step == 2 else 0)
+            )
+            rows.append(value(seq + 2, seq, step, "fc", kind="param", slot="weight", digest=7 if odd else step))
+            rows.append(value(seq + 3, seq, step, "fc", kind="param", slot="bias", digest=step))
+            rows.append(value(seq + 4, seq, step, "conv1", kind="param", slot="weight", digest=rank, shard=[rank, 0]))
+        sink.write_values(values_batch(*rows))
+        sink.close(Manifest(rank=rank, world=4), modules_table())
+    recording = open_recording(tmp_path / "run.thk")
+    first, norms, differing = re.findall(r"```sql\n(.*?)```", section("Questions to many ranks"), re.S)
+    assert recording.query(first).to_pylist() == [{"rank": 3, "step": 2, "path": "fc", "kind": "output"}]
+    found = recording.query(norms).to_pylist()
+    assert [(row["step"], row["path"]) for row in found] == [
+        (step, path) for step in range(3) for path in ("conv1", "fc")
+    ]
+    assert [row["norm"] ** 2 for row in found] == pytest.approx([9 * 24, 16 * 24, 9 * 24, 16 * 24, 9 * 24, 16 * 22])
+    assert recording.query(differing).to_pylist() == [
+        {"step": step, "path": "fc", "slot": "weight", "rank": 2} for step in (1, 2)
+    ]

@@ -179,7 +179,7 @@ def _digest_cells(flat: torch.Tensor, first_page: int) -> torch.Tensor:
     keys = mix64(_weyl(0, STRIPES * LANES, device) + SIGNED_SEED, _shifted).view(STRIPES, LANES)
     keyed = words ^ keys
     products = (keyed & LOW_HALF).mul_(_shifted(keyed, 32))
-    products.view(-1, LANES)[stripes:] = 0  # stripes that hold no data take no part
+    products.view(-1, LANES)[stripes:].zero_()  # stripes that hold no data take no part
     neighbours = words.sum(1).view(pages, LANES // 2, 2).flip(2).view(pages, LANES)
     cells = (products.sum(1) + neighbours).view(-1)
     return mix64(cells + _weyl(first_page * LANES, pages * LANES, device), _shifted).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -91,6 +92,38 @@ def list_parameters(model: nn.Module) -> list[ParameterEntry]:
             (name, shards.get(id(one), one)) for name, one in module._parameters.items() if one is not None
         ],
     )
+
+
+class _Parameters:
+    """The modules and parameters that a model had, by names and weak references; whoever has this keeps none of them."""
+
+    __slots__ = ("names", "parts")
+
+    def __init__(self, names: list[object], parts: list[object]) -> None:
+        self.names = names
+        self.parts = [part if part is None else weakref.ref(part) for part in parts]
+
+    def fits(self, names: list[object], parts: list[object]) -> bool:
+        return names == self.names and all(
+            part is (known if known is None else known()) for part, known in zip(parts, self.parts, strict=True)
+        )
+
+
+def same_parameters(model: nn.Module, before: object) -> object:
+    names: list[object] = []
+    parts: list[object] = [model]
+    seen: set[int] = set()
+    for module in parts:  # which grows meanwhile
+        if not isinstance(module, nn.Module) or id(module) in seen:
+            continue
+        if hasattr(type(module), "_get_fsdp_state"):
+            return None  # which puts other parameters there and back
+        seen.add(id(module))
+        names += (*module._modules, None, *module._parameters, None)
+        parts += (*module._modules.values(), *module._parameters.values())
+    if isinstance(before, _Parameters) and before.fits(names, parts):
+        return before
+    return _Parameters(names, parts)
 
 
 def check(model: nn.Module) -> None:

@@ -35,6 +35,8 @@ __all__ = [
 
 _ATTRIBUTE = "_compiled_call_impl"
 _call: Any = nn.Module.__call__
+_call_impl: Any = nn.Module._call_impl
+_tracing: Any = getattr(torch._C, "_get_tracing_state", None)
 _TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_TABLES: tuple[Any, ...] = tuple(getattr(_module_registries, f"_global{name}", None) for name in _TABLES)
 
@@ -56,6 +58,9 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         is_view=base._is_view,
         new_hooks=OrderedDict,
         unusual=(late_removals,),
+        tracing=_tracing,
+        call=_call,
+        call_impl=_call_impl if _only_forwards() else None,
         global_tables=_GLOBAL_TABLES if _can_stand_around() else None,
     )
 
@@ -66,12 +71,21 @@ def _can_stand_around() -> bool:
     if NATIVE is None or None in _GLOBAL_TABLES or getattr(_call, "__name__", "") != "_wrapped_call_impl":
         return False
     module = nn.Module()
-    holders = [NATIVE.Around()] * 2  # an attachment and its engine
+    holders = [NATIVE.Around()] * 3  # an attachment, its engine and the module's place
     module.__dict__[_ATTRIBUTE] = holders[0]
     try:
         return module() is None
     except NotImplementedError:  # it has been passed by
         return False
+
+
+def _only_forwards() -> bool:
+    """Whether what runs a module without hooks is torch's own function, and one of the make that we know."""
+    names = set(getattr(getattr(_call_impl, "__code__", None), "co_names", ()))
+    known = {"forward", "_slow_forward", "_get_tracing_state", *_TABLES, *(f"_global{name}" for name in _TABLES)}
+    return (
+        _tracing is not None and getattr(_call_impl, "__globals__", None) is vars(_module_registries) and known <= names
+    )
 
 
 def attach_around(
@@ -175,7 +189,7 @@ def hooks_around(value: Any) -> dict[str, Any]:
 class NativeAttachment(Yielding):
     """Ours around the calls of one module, or hooks in its tables since it has got others."""
 
-    __slots__ = ("_around", "_engine", "_hooks", "_put_hooks", "_ref", "removed")
+    __slots__ = ("_around", "_engine", "_hooks", "_place", "_put_hooks", "_ref", "removed")
 
     def __init__(
         self,
@@ -185,22 +199,23 @@ class NativeAttachment(Yielding):
         put_hooks: Callable[[nn.Module], Attachment],
     ) -> None:
         self.removed = 0
-        self._engine = native[0]
+        self._engine, self._place = native
         self._put_hooks = put_hooks
         self._hooks: Attachment | None = None
         self._ref = weakref.ref(module)
         self._around = NATIVE.Around(*native, module, *handlers, _called)
         self._around.give_way = self.give_way
+        self._place.around = self._around
         self._put(module)
 
     def _put(self, module: nn.Module) -> None:
         module.__dict__[_ATTRIBUTE] = self._around
         self._around.on = True
-        self._engine.arounds[id(self)] = self._around
+        self._engine.arounds[id(self._around)] = self._around
 
     def _take(self) -> nn.Module | None:
         self._around.on = False
-        self._engine.arounds.pop(id(self), None)
+        self._engine.arounds.pop(id(self._around), None)
         module = self._ref()
         if module is not None and module.__dict__.get(_ATTRIBUTE) is self._around:
             del module.__dict__[_ATTRIBUTE]
@@ -222,6 +237,7 @@ class NativeAttachment(Yielding):
 
     def _use_hooks(self, module: nn.Module) -> Attachment:
         self._hooks = hooks = self._put_hooks(module)
+        self._around.replaced = True
         self._around.yielded = True  # to hooks that a call which is running now does not get
         return hooks
 
@@ -230,6 +246,8 @@ class NativeAttachment(Yielding):
         self._take()
         self._around.yielded = False
         self._around.give_way = None  # a cycle
+        if self._place.around is self._around:
+            self._place.around = None
         if self._hooks is not None:
             self._hooks.remove()
 

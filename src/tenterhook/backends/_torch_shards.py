@@ -5,6 +5,8 @@ DTensors are known by their class's name, so that ``torch.distributed.tensor`` i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,17 +60,23 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 def _place(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
     """Return shape and first index of this process's part, or why the whole cannot be put together of the parts."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
-
     placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         return "this rank's summand, not yet reduced"
     if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in placements):
         return "this rank's shard, interleaved with others: no sketch"
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
+    shape, offset = _part(tensor.shape, tensor.device_mesh, tuple(placements))
     if len(offset) != len(tensor.shape):
         return "nothing: no part of it is on this rank"
     return tuple(shape), tuple(offset)
+
+
+@lru_cache(maxsize=256)
+def _part(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[Sequence[int], Sequence[int]]:
+    """Ask torch once for each layout: it numbers all rows of a part in a tensor and asks that for its first, which takes time."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
+
+    return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 
 def shard_offset(tensor: Any) -> tuple[int, ...] | None:

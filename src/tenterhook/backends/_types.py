@@ -19,6 +19,7 @@ __all__ = [
     "NativeBackend",
     "OpListener",
     "OpTrace",
+    "ParameterBackend",
     "ParameterEntry",
     "Region",
     "Summary",
@@ -99,6 +100,22 @@ class NativeBackend:
             after: called after it.
             failed: called where it has raised.
             native: the engine, and the place of the module in it.
+        """
+        raise NotImplementedError
+
+
+class ParameterBackend:
+    """A backend that can tell cheaply whether a model's parameters are still the same; to derive from, as above."""
+
+    def same_parameters(self, model: Any, before: object) -> object:
+        """Look whether a model still has the modules and parameters that it had.
+
+        Args:
+            model: the model.
+            before: what was returned before, or None.
+
+        Returns:
+            ``before`` itself where nothing has been replaced, added, renamed or taken away; something else otherwise.
         """
         raise NotImplementedError
 

@@ -30,6 +30,7 @@ from tenterhook.backends import (
     Layer,
     NativeBackend,
     OpListener,
+    ParameterBackend,
     ParameterEntry,
 )
 from tenterhook.backends import _torch_checkpoint as checkpoint
@@ -93,7 +94,7 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend(TensorValues, NativeBackend):
+class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
@@ -123,6 +124,9 @@ class TorchBackend(TensorValues, NativeBackend):
 
     def parameters(self, model: nn.Module) -> list[ParameterEntry]:
         return models.list_parameters(model)
+
+    def same_parameters(self, model: nn.Module, before: object) -> object:
+        return models.same_parameters(model, before)
 
     def blind_spots(self, model: nn.Module) -> dict[str, str]:
         return models.blind_spots(model)

@@ -35,6 +35,7 @@ VARIABLES = (
     "PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONOPTIMIZE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE",
 )  # fmt: skip
 _RECENT = 5
+_WITHOUT_KERNEL = " (the native one is not built: same results, slower; install with a C compiler at hand)"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def report() -> Report:
             "python": f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
             "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
             "processor": f"{_processor()}, {os.cpu_count()} cores",
-            "statistics": f"kernel: {stats.KERNEL}",
+            "statistics": f"kernel: {stats.KERNEL}" + _WITHOUT_KERNEL * (stats.KERNEL == "numpy"),
             "calls": f"plain calls are recorded by {CALLS} code",
             "format": f"recordings {FORMAT_VERSION}",
         },

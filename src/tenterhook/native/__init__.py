@@ -50,6 +50,10 @@ class FrameworkParts:
         is_view: whether a tensor is a view.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
+        tracing: the state of a trace that is being made of what runs, None without one.
+        call: the function that a module's class is called by.
+        call_impl: the function of a module's class that does nothing but call ``forward`` where there are no hooks and nothing
+            is traced; None where there is none to rely on.
         global_tables: the tables of hooks on all modules; None where nothing can stand around a module's calls but hooks.
     """
 
@@ -63,6 +67,9 @@ class FrameworkParts:
     is_view: Any
     new_hooks: Any
     unusual: tuple[Any, ...]
+    tracing: Any = None
+    call: Any = None
+    call_impl: Any = None
     global_tables: tuple[Any, ...] | None = None
 
 
@@ -80,7 +87,18 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         engine = NATIVE.Engine(parts.exchange, time.perf_counter_ns)
     except TypeError:  # another major version of DLPack
         return None
-    for name in ("graph_task", "grads_on", "saved_hooks", "inference_on", "is_neg", "is_view", "new_hooks"):
+    for name in (
+        "graph_task",
+        "grads_on",
+        "saved_hooks",
+        "inference_on",
+        "is_neg",
+        "is_view",
+        "new_hooks",
+        "tracing",
+        "call",
+        "call_impl",
+    ):
         setattr(engine, name, getattr(parts, name))
     engine.busy = parts.unusual
     engine.global_tables = parts.global_tables

@@ -7,8 +7,9 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif
 
-#include "_calls_around.h"
+#include "_calls_engine_type.h"
 #include "_calls_hooks.h"
+#include "_calls_switching.h"
 
 static PyObject *set_outer(PyObject *module, PyObject *args)
 {
@@ -36,6 +37,8 @@ static PyMethodDef module_methods[] = {
     {"set_outer", set_outer, METH_VARARGS, "set_outer(place, outer): calls of the one inside the other are nothing unusual."},
     {"connect", connect, METH_VARARGS, "connect(kernel api, inert function, how a pickle makes it, how it makes None): to be called once, first."},
     {"all_in_place", all_in_place, METH_O, "all_in_place(arounds) -> bool: whether each of them is still what runs its module."},
+    {"take_all_off", take_all_off, METH_VARARGS, "take_all_off(places, due) -> list: take what stands around their modules' calls off; those left to Python."},
+    {"put_all_on", put_all_on, METH_VARARGS, "put_all_on(places, due) -> list: put it on again; those left to Python."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -55,13 +58,14 @@ static int module_exec(PyObject *module)
     name_requires_grad = PyUnicode_InternFromString("requires_grad");
     name_register = PyUnicode_InternFromString("_register_hook_dict");
     name_call_impl = PyUnicode_InternFromString("_call_impl");
+    name_call = PyUnicode_InternFromString("__call__");
     name_compiled = PyUnicode_InternFromString("_compiled_call_impl");
     const char *tables[TABLES] = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"};
     for (int i = 0; i < TABLES; i++)
         if (!(name_tables[i] = PyUnicode_InternFromString(tables[i]))) return -1;
     port_key = PyLong_FromLong(-1); /* handles of torch count up from 0 */
     if (!word_forward || !word_backward || !no_regions || !name_hooks || !name_grad_fn || !name_requires_grad || !name_register
-        || !port_key || !name_call_impl || !name_compiled)
+        || !port_key || !name_call_impl || !name_call || !name_compiled)
         return -1;
     return add_type(module, &table_spec, &Table_Type, "Table") || add_type(module, &place_spec, &Place_Type, "Place")
                    || add_type(module, &call_spec, &Call_Type, "LiveCall")

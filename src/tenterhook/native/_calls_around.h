@@ -16,6 +16,7 @@ typedef struct {
     Place *place;
     PyObject *ref, *before, *after, *failed, *elsewhere, *give_way;
     char on;
+    char replaced; /* for good: hooks have taken its place */
     char yielded; /* hooks stand in its place: they do not run for a call that began before, and ends here */
 } Around;
 
@@ -87,6 +88,15 @@ static int has_hooks(Engine *engine, PyObject *module)
     return PyErr_Occurred() ? -1 : has;
 }
 
+/* Calls a hook in Python with what a module is called with, and with `last` where there is one. */
+static PyObject *call_hook(PyObject *hook, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *last)
+{
+    PyObject *named = kwargs ? (Py_INCREF(kwargs), kwargs) : PyDict_New();
+    PyObject *done = named ? PyObject_CallFunctionObjArgs(hook, module, args, named, last, NULL) : NULL;
+    Py_XDECREF(named);
+    return done;
+}
+
 /* The call has raised: records it, and leaves the exception as it is. */
 static void call_failed(Around *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -95,7 +105,7 @@ static void call_failed(Around *self, PyObject *module, PyObject *args, PyObject
     PyErr_NormalizeException(&kind, &error, &traceback);
     if (traceback) PyException_SetTraceback(error, traceback);
     if (PyErr_GivenExceptionMatches(kind, PyExc_Exception)) {
-        PyObject *done = PyObject_CallFunctionObjArgs(self->failed, module, args, kwargs, error, NULL);
+        PyObject *done = call_hook(self->failed, module, args, kwargs, error);
         if (done) Py_DECREF(done);
         else PyErr_Clear(); /* as torch does: the error of the call wins */
     } else self->engine->unsure = 1; /* as with hooks, the call stays open until Python finds out */
@@ -110,24 +120,50 @@ static PyObject *run_module(PyObject *module, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject *named)
+/* Whether a module's `_call_impl` is the framework's, which does nothing but call `forward` where there are no hooks and nothing
+ * is being traced; -1 with an exception set. */
+static int only_forwards(Engine *engine, PyObject *module)
 {
-    int begun = open_call(self->engine, self->place, module, args, named);
-    PyObject *done = begun > 0    ? (Py_INCREF(Py_None), Py_None)
-                     : begun == 0 ? PyObject_CallFunctionObjArgs(self->before, module, args, named, NULL)
-                                  : our_fault(self->engine);
+    if (!engine->call_impl || engine->call_impl == Py_None) return 0;
+    PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
+    if (!found) return -1;
+    Py_DECREF(found);
+    if (found != engine->call_impl) return 0;
+    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+    found = attributes ? PyDict_GetItemWithError(attributes, name_call_impl) : NULL;
+    Py_XDECREF(attributes);
+    if (found || PyErr_Occurred()) return found ? 0 : -1;
+    PyObject *traced = PyObject_CallNoArgs(engine->tracing);
+    if (!traced) return -1;
+    Py_DECREF(traced);
+    return traced == Py_None;
+}
+
+static PyObject *run_forward(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *forward = PyObject_GetAttr(module, word_forward);
+    PyObject *result = forward ? PyObject_Call(forward, args, kwargs) : NULL;
+    Py_XDECREF(forward);
+    return result;
+}
+
+/* Begins a call: 1, 0 where that was for Python to do, -1 with an exception set. */
+static int begin_around(Around *self, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    int begun = open_call(self->engine, self->place, module, args, kwargs);
+    if (begun > 0) return 1;
+    PyObject *done = begun == 0 ? call_hook(self->before, module, args, kwargs, NULL) : our_fault(self->engine);
     if (!done) self->engine->unsure = 1; /* the call may be open, and will not end here */
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *named, PyObject *result)
+static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *result)
 {
     if (!self->on && !self->yielded) return 0; /* taken off in the meantime */
     int ended = close_call(self->engine, self->place, module, result);
-    PyObject *done = ended > 0    ? (Py_INCREF(Py_None), Py_None)
-                     : ended == 0 ? PyObject_CallFunctionObjArgs(self->after, module, args, named, result, NULL)
-                                  : our_fault(self->engine);
+    if (ended > 0) return 0;
+    PyObject *done = ended == 0 ? call_hook(self->after, module, args, kwargs, result) : our_fault(self->engine);
     if (!done) self->engine->unsure = 1;
     Py_XDECREF(done);
     return done ? 0 : -1;
@@ -135,16 +171,13 @@ static int end_around(Around *self, PyObject *module, PyObject *args, PyObject *
 
 static PyObject *call_around(Around *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    PyObject *named = kwargs, *result = NULL;
-    if (named) Py_INCREF(named);
-    else if (!(named = PyDict_New())) return NULL;
-    if (!begin_around(self, module, args, named)) {
-        result = run_module(module, args, kwargs);
-        if (!result) {
-            if (self->on || self->yielded) call_failed(self, module, args, named);
-        } else if (end_around(self, module, args, named, result)) Py_CLEAR(result);
-    }
-    Py_DECREF(named);
+    int begun = begin_around(self, module, args, kwargs);
+    if (begun < 0) return NULL;
+    int direct = begun ? only_forwards(self->engine, module) : 0; /* Python may have put hooks on */
+    PyObject *result = direct < 0 ? NULL : direct ? run_forward(module, args, kwargs) : run_module(module, args, kwargs);
+    if (!result) {
+        if (self->on || self->yielded) call_failed(self, module, args, kwargs);
+    } else if (end_around(self, module, args, kwargs, result)) Py_CLEAR(result);
     return result;
 }
 
@@ -249,6 +282,7 @@ static PyMethodDef around_methods[] = {
 
 static PyMemberDef around_members[] = {
     {"on", T_BOOL, offsetof(Around, on), 0, "whether calls are followed"},
+    {"replaced", T_BOOL, offsetof(Around, replaced), 0, "whether hooks in the module's tables have taken its place for good"},
     {"yielded", T_BOOL, offsetof(Around, yielded), 0, "whether hooks in the module's tables follow its calls instead"},
     {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
     {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},

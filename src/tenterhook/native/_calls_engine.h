@@ -11,13 +11,14 @@
 #define SAMPLED 13           /* as in capture.py: of so many handlers one is timed */
 #define LARGE_BYTES 32768    /* the kernel gives the GIL back for what is larger, so that the lock of the rows has to be held */
 #define DTYPES_KNOWN 19
+#define SHAPES 4
 enum { WORD_FORWARD, WORD_BACKWARD, WORD_CPU, WORDS };
 
 typedef struct {
     PyObject_HEAD
     /* the framework */
     PyObject *graph_task, *grads_on, *saved_hooks, *inference_on, *is_neg, *is_view, *tensor_types, *dtype_names;
-    PyObject *new_hooks, *export_owner;
+    PyObject *new_hooks, *export_owner, *tracing, *call, *call_impl;
     DLTensorOf export;
     /* the session, in Python */
     PyObject *before, *values_of, *value, *came, *fault, *calls_full, *values_full, *acquire, *release, *owner, *clock;
@@ -33,6 +34,7 @@ typedef struct {
     PyObject *calls, *values, *measured;
     long long serial;
     int64_t call_words[WORDS], value_words[WORDS], dtype_words[DTYPES_KNOWN];
+    Known shapes[SHAPES]; /* of tensors that belong to no call */
     long long calls_recorded, values_recorded, hook_ns;
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
     char unsure; /* whether an exception may go past us: there are hooks, or one that hooks do not see has come */
@@ -40,7 +42,7 @@ typedef struct {
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
     DO(graph_task) DO(grads_on) DO(saved_hooks) DO(inference_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
-    DO(new_hooks) DO(export_owner) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
+    DO(new_hooks) DO(export_owner) DO(tracing) DO(call) DO(call_impl) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
     DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
 
 static PyTypeObject *Engine_Type;
@@ -75,6 +77,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     put(&self->export_owner, capsule);
     put(&self->clock, clock);
     self->pass_token = -2;
+    for (int i = 0; i < SHAPES; i++) self->shapes[i].lineage = -1;
     return (PyObject *)self;
 }
 
@@ -203,39 +206,5 @@ static PyObject *our_fault(Engine *self)
     Py_XDECREF(traceback);
     return done;
 }
-
-static PyMethodDef engine_methods[] = {
-    {"enter", engine_enter, METH_VARARGS, "enter(stack, thread): this thread's calls take the native path from now on."},
-    {"use", engine_use, METH_VARARGS, "use(calls, values, measured): write to these tables, measure into these rows."},
-    {"close", engine_close, METH_NOARGS, "close(): do nothing any more, and let go of the session."},
-    {NULL, NULL, 0, NULL},
-};
-
-#define OBJECT(name) {#name, T_OBJECT, offsetof(Engine, name), 0, NULL}
-#define NUMBER(name) {#name, T_LONGLONG, offsetof(Engine, name), 0, NULL}
-#define FLAG(name) {#name, T_BOOL, offsetof(Engine, name), 0, NULL}
-static PyMemberDef engine_members[] = {
-    OBJECT(graph_task), OBJECT(grads_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(is_neg), OBJECT(is_view),
-    OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(before), OBJECT(values_of), OBJECT(value),
-    OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
-    OBJECT(busy), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
-    NUMBER(values_recorded), NUMBER(hook_ns), FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),
-    FLAG(wants_grad_output), FLAG(measures), FLAG(plain), {NULL, 0, 0, 0, NULL},
-};
-#undef OBJECT
-#undef NUMBER
-#undef FLAG
-
-static PyType_Slot engine_slots[] = {
-    {Py_tp_new, engine_new},         {Py_tp_dealloc, engine_dealloc}, {Py_tp_traverse, engine_traverse},
-    {Py_tp_clear, engine_clear},     {Py_tp_methods, engine_methods}, {Py_tp_members, engine_members},
-    {Py_tp_iternext, engine_next},   {Py_tp_iter, engine_iter}, {Py_tp_doc, "Engine(exchange, clock): the native path of one session."},
-    {0, NULL},
-};
-
-static PyType_Spec engine_spec = {.name = "tenterhook.native._calls.Engine",
-                                  .basicsize = sizeof(Engine),
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                                  .slots = engine_slots};
 
 #endif

@@ -22,6 +22,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *model, *outer, *numbers, *step_calls, *no_gradient;
+    PyObject *attachment, *resting; /* the hooks of Python's; the same while they are off and will come back */
+    PyObject *around;               /* what the attachment has put around the module's calls, if it has */
     long long call_count, gradient_count, step, recomputed;
     long long thread, thread_step, thread_next; /* the newest entry of `numbers` */
     char wanted, due, keep;
@@ -50,14 +52,15 @@ static PyObject *place_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+#define EACH_OBJECT_OF_A_PLACE(DO) \
+    DO(model) DO(outer) DO(numbers) DO(step_calls) DO(no_gradient) DO(attachment) DO(resting) DO(around)
+
 static int place_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Place *self = (Place *)object;
-    Py_VISIT(self->model);
-    Py_VISIT(self->outer);
-    Py_VISIT(self->numbers);
-    Py_VISIT(self->step_calls);
-    Py_VISIT(self->no_gradient);
+#define DO(name) Py_VISIT(self->name);
+    EACH_OBJECT_OF_A_PLACE(DO)
+#undef DO
     Py_VISIT(Py_TYPE(object)); /* of subclasses, too: theirs leaves it to us */
     return 0;
 }
@@ -65,11 +68,9 @@ static int place_traverse(PyObject *object, visitproc visit, void *arg)
 static int place_clear(PyObject *object)
 {
     Place *self = (Place *)object;
-    Py_CLEAR(self->model);
-    Py_CLEAR(self->outer);
-    Py_CLEAR(self->numbers);
-    Py_CLEAR(self->step_calls);
-    Py_CLEAR(self->no_gradient);
+#define DO(name) Py_CLEAR(self->name);
+    EACH_OBJECT_OF_A_PLACE(DO)
+#undef DO
     return 0;
 }
 
@@ -215,6 +216,9 @@ static PyGetSetDef place_getset[] = {
 static PyMemberDef place_members[] = {
     {"step_calls", T_OBJECT_EX, offsetof(Place, step_calls), 0, "calls of the step"},
     {"no_gradient", T_OBJECT_EX, offsetof(Place, no_gradient), 0, "why no gradient could come -> how often"},
+    {"attachment", T_OBJECT, offsetof(Place, attachment), 0, "its hooks"},
+    {"resting", T_OBJECT, offsetof(Place, resting), 0, "its hooks, while they are off and will come back"},
+    {"around", T_OBJECT, offsetof(Place, around), 0, "what stands around the module's calls, where that is the attachment"},
     {"call_count", T_LONGLONG, offsetof(Place, call_count), 0, "calls"},
     {"gradient_count", T_LONGLONG, offsetof(Place, gradient_count), 0, "gradients that came"},
     {"step", T_LONGLONG, offsetof(Place, step), 0, "step of its newest call"},

@@ -14,7 +14,7 @@ static Call *running_call(Engine *self)
     return Py_TYPE(top) == Call_Type ? (Call *)top : NULL;
 }
 
-/* Begins a call inside another one: 1, 0 where Python has to, -1 with an exception set. */
+/* Begins a call inside another one, `kwargs` may be NULL: 1, 0 where Python has to, -1 with an exception set. */
 static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     long long token = running_task(self);
@@ -39,9 +39,11 @@ static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place,
     if (!failed && place->wanted && place->due && self->follows) {
         call->followed = call->recorded = 1;
         if (self->wants_input) {
-            PyObject *done = tell(self->before, PyTuple_Pack(4, call, module, args, kwargs));
+            PyObject *named = kwargs ? (Py_INCREF(kwargs), kwargs) : PyDict_New();
+            PyObject *done = named ? tell(self->before, PyTuple_Pack(4, call, module, args, named)) : NULL;
             failed = !done;
             Py_XDECREF(done);
+            Py_XDECREF(named);
         }
     }
     if (!failed && seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - call->start_ns) * SAMPLED;
@@ -67,7 +69,8 @@ static int output_given(Engine *self, Call *call, PyObject *module, PyObject *ou
 {
     DLTensor found;
     int dtype, done = ((Place *)call->watched)->keep ? 0 : is_plain(self, output, &found, &dtype);
-    if (done > 0 && self->wants_output && add_value(self, call, &found, dtype, 0) < 0) return -1;
+    Subject of = {.call = call};
+    if (done > 0 && self->wants_output && add_value(self, &of, &found, dtype) < 0) return -1;
     if (self->closed) return 0; /* by another thread, while that was measured: what follows is gone */
     PyObject *rest = NULL;
     if (done > 0 && self->wants_grad_output) {

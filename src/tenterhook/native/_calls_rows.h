@@ -29,9 +29,8 @@ static int64_t site_code(Place *place, Table *table, int which, const char *kind
 }
 
 /* The same of a shape: to make a tuple may set the garbage collector off, and so anything. */
-static int64_t shape_code(Engine *self, Place *place, Table *table, int which, const DLTensor *tensor)
+static int64_t shape_code(Engine *self, Known *known, Table *table, const DLTensor *tensor)
 {
-    Known *known = &place->shapes[which];
     int dims = tensor->ndim;
     size_t bytes = sizeof(int64_t) * (size_t)dims;
     long long serial = self->serial;
@@ -146,8 +145,41 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     return negated == Py_False;
 }
 
+typedef struct { /* what a tensor is of: of a call, or else of a site */
+    Call *call;
+    int backward;
+    PyObject *site;
+    long long step;
+} Subject;
+
+static int64_t subject_site(const Subject *of, Table *table)
+{
+    if (!of->call) return table_code(table, of->site);
+    Place *place = (Place *)of->call->watched;
+    return of->backward ? site_code(place, table, SITE_GRADIENT, "grad_output") : site_code(place, table, SITE_OUTPUT, "output");
+}
+
+/* Where the shape is remembered that the tensor before this one had. */
+static Known *subject_shape(Engine *self, const Subject *of, const DLTensor *tensor)
+{
+    if (!of->call) return &self->shapes[tensor->ndim % SHAPES];
+    return &((Place *)of->call->watched)->shapes[of->backward ? SITE_GRADIENT : SITE_OUTPUT];
+}
+
+/* Writes all of a row but its number, its site and its shape. */
+static void describe_subject(const Subject *of, int64_t *cells, int64_t phase)
+{
+    Call *call = of->call;
+    cells[V_CALL_SEQ] = !call ? NO_NUMBER : of->backward ? call->backward_seq : call->seq;
+    cells[V_STEP] = call ? call->step : of->step;
+    cells[V_CALL] = call ? call->number : NO_NUMBER;
+    cells[V_PHASE] = call ? phase : NO_NUMBER;
+    cells[V_PASS] = !call ? NO_NUMBER : of->backward ? call->pass_number : 0;
+    cells[V_SHARD] = cells[V_TENSOR] = cells[V_NOTE] = NO_NUMBER;
+}
+
 /* Records a plain tensor; returns the number of the event, or -1 with an exception set. */
-static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int dtype, int backward)
+static long long add_value(Engine *self, const Subject *of, const DLTensor *tensor, int dtype)
 {
     int64_t numel = numel_of(tensor);
     int large = self->measures && numel * (tensor->dtype.bits / 8) > LARGE_BYTES;
@@ -156,8 +188,6 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
     int failed = 1;
     Table *table;
     long long serial;
-    Place *place = (Place *)call->watched;
-    int which = backward ? SITE_GRADIENT : SITE_OUTPUT;
     int64_t site, shape;
     do {
         serial = self->serial;
@@ -168,13 +198,13 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
             goto end;
         }
         table = (Table *)self->values;
-        site = site_code(place, table, which, backward ? "grad_output" : "output");
+        site = subject_site(of, table);
         if (site < 0) goto end;
-        shape = serial == self->serial ? shape_code(self, place, table, which, tensor) : 0;
+        shape = serial == self->serial ? shape_code(self, subject_shape(self, of, tensor), table, tensor) : 0;
         if (shape < 0) goto end;
     } while (serial != self->serial || table->reserved >= table->capacity);
-    int64_t phase = known_word(table, self->value_words, backward ? WORD_BACKWARD : WORD_FORWARD,
-                               backward ? word_backward : word_forward);
+    int64_t phase = known_word(table, self->value_words, of->backward ? WORD_BACKWARD : WORD_FORWARD,
+                               of->backward ? word_backward : word_forward);
     int64_t device = known_word(table, self->value_words, WORD_CPU, PyTuple_GetItem(self->dtype_names, DTYPES_KNOWN));
     int64_t name = known_word(table, self->dtype_words, dtype, PyTuple_GetItem(self->dtype_names, dtype));
     if (phase < 0 || device < 0 || name < 0) goto end;
@@ -191,16 +221,10 @@ static long long add_value(Engine *self, Call *call, const DLTensor *tensor, int
     cells[V_ROW] = row;
     cells[V_SITE] = site;
     cells[V_SEQ] = seq;
-    cells[V_CALL_SEQ] = backward ? call->backward_seq : call->seq;
-    cells[V_STEP] = call->step;
-    cells[V_CALL] = call->number;
-    cells[V_PHASE] = phase;
-    cells[V_PASS] = backward ? call->pass_number : 0;
     cells[V_SHAPE] = shape;
-    cells[V_SHARD] = NO_NUMBER;
     cells[V_DTYPE] = name;
     cells[V_DEVICE] = device;
-    cells[V_TENSOR] = cells[V_NOTE] = NO_NUMBER;
+    describe_subject(of, cells, phase);
     table->used++;
     self->values_recorded++;
     failed = 0;
@@ -212,6 +236,22 @@ end:
         if (kind) PyErr_Restore(kind, error, traceback);
     }
     return failed ? -1 : seq;
+}
+
+/* Records a plain tensor that belongs to no call; False where Python has to. */
+static PyObject *engine_record(PyObject *object, PyObject *args)
+{
+    Engine *self = (Engine *)object;
+    PyObject *tensor;
+    Subject of = {0};
+    DLTensor found;
+    int dtype;
+    if (!PyArg_ParseTuple(args, "OOL", &of.site, &tensor, &of.step)) return NULL;
+    if (self->closed || !self->values) Py_RETURN_FALSE;
+    int plain = is_plain(self, tensor, &found, &dtype);
+    if (plain <= 0) return plain < 0 ? NULL : PyBool_FromLong(0);
+    if (add_value(self, &of, &found, dtype) < 0) return NULL;
+    Py_RETURN_TRUE;
 }
 
 #endif

@@ -77,7 +77,8 @@ static PyObject *gradient_came(CallTap *tap, PyObject *gradient)
     call->output_token = token;
     DLTensor found;
     int dtype, plain = ((Place *)call->watched)->keep || !self->plain ? 0 : is_plain(self, gradient, &found, &dtype);
-    if (plain > 0) seq = add_value(self, call, &found, dtype, 1);
+    Subject of = {.call = call, .backward = 1};
+    if (plain > 0) seq = add_value(self, &of, &found, dtype);
     else if (!plain) {
         PyObject *number = tell(self->value, Py_BuildValue("(OssO)", call, "grad_output", "", gradient));
         seq = !number ? -1 : number == Py_None ? self->seq : PyLong_AsLongLong(number);

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tenterhook._printable import printable
 from tenterhook.errors import RecordingError
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.files import RankFiles
@@ -75,6 +76,23 @@ def _tensors(files: RankFiles) -> Iterator[str]:
             yield f"    {entry.key!r} {entry.dtype} {list(entry.shape)} bytes {entry.begin} to {entry.end}"
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Print a dump; gives the exit code: 2 for a wrong call, 3 for what is no recording, or damaged anywhere."""
+    if len(arguments) != 1:
+        print("usage: python -m tenterhook.recording.dump NAME.thk", file=sys.stderr)
+        return 2
+    damaged = False
+    try:
+        for text in dump(arguments[0]):
+            damaged = damaged or text.startswith("  DAMAGED ")
+            print(printable(text))
+    except RecordingError as error:
+        print(f"tenterhook: {printable(str(error))}", file=sys.stderr)
+        return 3
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 3 if damaged else 0
+
+
 if __name__ == "__main__":
-    for text in dump(sys.argv[1]):
-        print(text)
+    sys.exit(main(sys.argv[1:]))

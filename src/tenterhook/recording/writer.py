@@ -193,6 +193,7 @@ class DiskSink:
         manifest.cost.blocked_seconds += self._worker.queue.waited
         manifest.lost_rows += self.lost_rows
         if self.failure:
+            manifest.steps_recorded = None  # of what was seen, nobody has counted what reached the disk
             manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
         manifest.complete = True
         try:

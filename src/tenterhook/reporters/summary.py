@@ -107,7 +107,11 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
             plural(summary.modules_fired, "module"),
             plural(summary.calls, "call"),
         )
-        verdict = f"recorded {', '.join(counts)}, {plural(summary.values, 'value')}"
+        seen = f"{', '.join(counts)}, {plural(summary.values, 'value')}"
+        rows_seen = summary.calls + summary.values
+        verdict = f"recorded {seen}"
+        if summary.lost_rows:
+            verdict = f"saw {seen}; {summary.lost_rows:,} of these {rows_seen:,} rows are not stored"
         state, style = "complete", "bold green"
         if summary.partial or summary.error:
             state, style = "PARTIAL" if summary.partial else "STOPPED", "bold yellow"
