@@ -220,6 +220,8 @@ class Tracker:
 
     def _find_regions(self, call: LiveCall, outer: LiveCall | None) -> None:
         call.tracks = self._tracks_gradients()
+        if not (self.follows_calls or call.tracks):
+            return  # a look for regions with reentry would cost more than all else does on a step that is not recorded
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
         call.regions = outer.regions if outer is not None and known else self._regions()

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -407,3 +408,33 @@ run()  # the model is gone when the script ends
     assert done.returncode == 0, done.stderr
     one = {"kind": "output", "select": "0", "value": "scale(0.5)", "ran": 3, "call": [0]}
     assert open_recording(tmp_path / "run.thk").manifest.edits == [one, one]
+
+
+def test_a_script_that_makes_its_model_into_a_torchscript_at_the_end(folder: Path) -> None:
+    """The saved script is byte for byte that of a bare run, and nothing is said of it."""
+    end = """
+import warnings
+warnings.simplefilter("ignore")
+scripted = torch.jit.script(model)
+torch.jit.save(scripted, sys.argv[1])
+print(scripted(torch.ones(1, 4)).tolist() == model(torch.ones(1, 4)).tolist())
+"""
+    (folder / "export.py").write_text(SCRIPT + end)
+    bare = subprocess.run(
+        [sys.executable, "export.py", "bare.pt"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(PYTHONHASHSEED="0"),  # torch writes the names of a set in its order
+    )
+    done = record(folder, "export.py", "recorded.pt", PYTHONHASHSEED="0")
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, bare.stdout.splitlines()[1:])
+    assert done.stdout.splitlines()[1:] == ["True"]
+    with zipfile.ZipFile(folder / "bare.pt") as one, zipfile.ZipFile(folder / "recorded.pt") as other:
+        for name in one.namelist():
+            assert other.read(name.replace("bare", "recorded")) == one.read(name)
+    [path] = find_recordings(folder / "runs")
+    recording = open_recording(path)
+    assert recording.manifest.partial is None
+    assert len([call for call in recording.order() if call.path == "" and call.phase == "forward"]) == 5

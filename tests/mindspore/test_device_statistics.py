@@ -113,6 +113,18 @@ def test_views(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
         assert_same(deferred(whole[0, 0, 0]), storage[0, 0, 0].reshape(1))
 
 
+@pytest.mark.parametrize("limit", [0, 256 * 1024])
+@pytest.mark.parametrize("dtype", MADE_HERE, ids=lambda dtype: dtype.name)
+def test_what_an_operation_gives_without_dimensions(
+    monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, limit: int
+) -> None:
+    monkeypatch.setattr(devices, "_COPIED", limit)
+    array = np.ones(1, dtype)
+    kind = tensor_of(array).dtype
+    assert_same(deferred(ms.Tensor(np.float32([0.5, 0.5])).sum().astype(kind)), array)
+    assert_same(deferred(ops.relu(ms.Tensor(np.float32([1.0])))[0].astype(kind)), array)
+
+
 @pytest.mark.parametrize("kind", ["normal", "masked", "cancelling"])
 def test_parts_of_full_size_merge(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(devices, "PART_SIZE", PART_SIZE)

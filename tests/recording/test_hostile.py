@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +20,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tenterhook.errors import RecordingError, TargetError
-from tenterhook.recording import DiskSink, Manifest, open_recording, parts, target
+from tenterhook.recording import DiskSink, Manifest, Model, open_recording, parts, target
 from tenterhook.recording.dump import dump
 from tenterhook.recording.schema import VALUES
-from tests.recording.synthetic import many_values, modules_table, step_of_rows
+from tests.cli.commands import tenterhook
+from tests.recording.synthetic import call, calls_batch, many_values, modules_table, step_of_rows, value, values_batch
 
 ROOT = Path(__file__).parents[2]
 RANK = "rank-00000"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
@@ -325,3 +328,35 @@ def test_the_limits_are_above_what_is_written() -> None:
     smallest = many_values(1000, sketch=False)
     assert rows.ROLL_BYTES // (smallest.nbytes // 1000) * 4 < parts.MAX_ROWS
     assert target._MAX_CLAIM > 1000
+
+
+# terminals
+
+COMMANDS = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
+
+
+def test_a_recording_cannot_command_the_terminal(tmp_path: Path) -> None:
+    manifest = Manifest(
+        note=COMMANDS, error=COMMANDS, partial=COMMANDS, argv=[COMMANDS], told=[COMMANDS], framework=COMMANDS,
+        versions={COMMANDS: COMMANDS}, edits=[{"kind": COMMANDS, "value": COMMANDS}], models=[Model(name=COMMANDS)],
+    )  # fmt: skip
+    sink = DiskSink(tmp_path / "a.thk", manifest)
+    where = {"model": COMMANDS, "path": f"a{COMMANDS}"}
+    sink.write_calls(calls_batch(call(0, **where, type=COMMANDS, error=COMMANDS)))
+    sink.write_values(values_batch(value(1, 0, **where, dtype=COMMANDS, note=COMMANDS, nan_count=1)))
+    sink.close(manifest, modules_table())
+    path = str(tmp_path / "a.thk")
+    shown = [tenterhook("show", path, *options) for options in ((), ("--as", "order"), ("--as", "table"), ("--json",))]
+    assert [one.code for one in shown] == [0, 0, 0, 0]
+    json.loads(shown[-1].out)
+    shown.append(tenterhook("show", path, "--site", "nothere"))
+    command = [sys.executable, "-m", "tenterhook.recording.dump", path]
+    dumped = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True).stdout
+    for text in [*(one.out + one.err for one in shown), dumped]:
+        assert text and not {character for character in text if unicodedata.category(character) in ("Cc", "Cf")} - {
+            "\n"
+        }
+    (tmp_path / "b.thk").mkdir()
+    (tmp_path / "b.thk" / "recording.json").write_text(json.dumps({"format_version": COMMANDS}))
+    refused = tenterhook("show", str(tmp_path / "b.thk"))
+    assert refused.code == 3 and "\x1b" not in refused.err and "\x9b" not in refused.err

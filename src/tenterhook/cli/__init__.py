@@ -30,6 +30,7 @@ from typing import NoReturn, cast
 import click
 
 from tenterhook import __version__
+from tenterhook._printable import printable
 from tenterhook.cli.group import LazyGroup, Settings, Work, verbose_option
 from tenterhook.errors import NotRecordedError, RecordingError, SelectionError, TargetError, TenterhookError
 
@@ -119,7 +120,7 @@ def _report(error: BaseException, *, verbose: bool) -> int:
         )
     else:
         for line in _lines(error):
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
     return code
 
 

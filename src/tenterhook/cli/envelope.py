@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from tenterhook import __version__
+from tenterhook._printable import escaped
 
 __all__ = ["SCHEMA", "print_json"]
 
@@ -18,4 +19,4 @@ SCHEMA = "1"
 def print_json(data: Any, *, status: str = "ok") -> None:
     """Print ``{"tool", "version", "schema", "status", "data"}``; numbers that are not finite become null."""
     envelope = {"tool": "tenterhook", "version": __version__, "schema": SCHEMA, "status": status, "data": data}
-    click.echo(msgspec.json.format(msgspec.json.encode(envelope), indent=2).decode())
+    click.echo(escaped(msgspec.json.format(msgspec.json.encode(envelope), indent=2).decode()))

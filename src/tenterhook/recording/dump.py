@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tenterhook._printable import printable
 from tenterhook.errors import RecordingError
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.files import RankFiles
@@ -84,9 +85,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for text in dump(arguments[0]):
             damaged = damaged or text.startswith("  DAMAGED ")
-            print(text)
+            print(printable(text))
     except RecordingError as error:
-        print(f"tenterhook: {error}", file=sys.stderr)
+        print(f"tenterhook: {printable(str(error))}", file=sys.stderr)
         return 3
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
