@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import tenterhook as th
 from benchmarks.models import build
 from benchmarks.overhead import BOTH, FORWARD, WORKS, Figure, count_calls, ratio
 from tenterhook.backends.torch import BACKEND
@@ -55,6 +56,13 @@ def hooked(net: nn.Module, after: After) -> Iterator[None]:
         for module in net.modules():
             stack.enter_context(module.register_forward_pre_hook(_nothing, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        yield
+
+
+@contextmanager
+def root_hooked(net: nn.Module) -> Iterator[None]:
+    """Have an empty hook on the root alone: what a step between samples needs, since its calls of the root are counted."""
+    with net.register_forward_pre_hook(_nothing, with_kwargs=True):
         yield
 
 
@@ -98,6 +106,7 @@ class _Sampled:
 
 BOUNDS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager[None]]]] = {
     "forward called without torch's way to its hooks": (FORWARD, around),
+    "one empty hook, on the root only": (FORWARD, root_hooked),
     "two empty hooks": (FORWARD, partial(hooked, after=_nothing)),
     "two hooks, tensor measured, nothing written down": (FORWARD, partial(hooked, after=_measured)),
     "two empty hooks ": (BOTH, partial(hooked, after=_nothing)),
@@ -123,6 +132,10 @@ def main() -> None:
     sampled = _Sampled(WORKS[FORWARD], net, x)
     what = "two hooks, tensor measured, nothing written down, put on for every 10th step"
     _say(FORWARD, what, ratio(sampled, sampled.sampling, rounds=rounds, calls=calls, unit=10))
+    one = nn.Sequential(nn.Identity())
+    what = "a recording's step between samples, of a model of one module that does nothing: µs a step"
+    between = partial(th.record, one, steps="0:1")
+    _say(FORWARD, what, ratio(partial(WORKS[FORWARD], one, torch.ones(1)), between, rounds=rounds, calls=1))
 
 
 def _say(work: str, what: str, figure: Figure) -> None:

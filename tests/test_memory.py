@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -178,7 +179,7 @@ def test_a_thousand_steps_grow_by_their_rows_only() -> None:
 
 
 def test_inline_losses_of_a_script_leave_nothing(tmp_path: Path) -> None:
-    recorder: Any = ScriptRecorder(to=tmp_path / "rec.thk")
+    recorder: Any = ScriptRecorder(tmp_path / "rec.thk")
     recorder.start()
     try:
         net = mlp()
@@ -193,3 +194,22 @@ def test_inline_losses_of_a_script_leave_nothing(tmp_path: Path) -> None:
             assert len(recorder._models._by_module) < 30
     finally:
         recorder.close()
+
+
+def test_a_reading_leaves_behind_little_more_than_its_rows() -> None:
+    layer = nn.Linear(3, 4)
+    with th.record(layer) as rec:
+        tracemalloc.start()
+        try:
+            before = rows = 0
+            for turn in range(21):
+                layer(torch.ones(2, 3))
+                rows = len(rec.table("values"))
+                if not turn:  # the blocks that are filled next are there
+                    before, _ = tracemalloc.get_traced_memory()
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert rows == 21
+    assert (after - before) / 20 < 64 * 1024

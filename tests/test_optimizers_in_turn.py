@@ -13,7 +13,7 @@ from torch import nn
 import tenterhook as th
 from tenterhook.cli.run_show import page_of
 from tenterhook.reporters.text import print_page
-from tests.cli.test_record import record
+from tests.cli.recorded import record
 
 TOLD = (
     "2 optimizers step in turn (5, 5 times), and each of these ends a step: "
@@ -84,3 +84,20 @@ def test_show_and_the_summary_of_a_script_tell_it_once(tmp_path: Path) -> None:
     stream = io.StringIO()
     print_page(Console(file=stream, width=400), page_of(th.open(tmp_path / "a.thk"), "a.thk"))
     assert stream.getvalue().count(TOLD) == 1
+
+
+def test_an_optimizer_that_takes_the_place_of_another_between_recorded_steps_ends_steps() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with th.record(net, every=3) as rec:
+        for turn in range(10):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if turn == 4:
+                optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    assert [row["step"] for row in rec.query("select distinct step from calls order by step").to_pylist()] == [
+        0,
+        3,
+        6,
+        9,
+    ]

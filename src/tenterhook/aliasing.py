@@ -49,8 +49,10 @@ class InputAliases:
 
         Returns:
             False where the tensor has been given before: it has one alias, since modules ask whether their query *is* their
-            key, and its gradient comes at the first place.
+            key, and its gradient comes at the first place. Also where a graph is being made of what runs, in which an alias would stay.
         """
+        if self._backend.untraced() is not None:
+            return False
         if id(tensor) in self._made:
             self.by_slot[slot] = self._made[id(tensor)]
             return False

@@ -21,6 +21,7 @@ from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
 from tenterhook.native import NATIVE, new_engine
 from tenterhook.notes import call_note, note_error
+from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
 from tenterhook.tracker import Tracker
@@ -68,13 +69,15 @@ class Capture:
             self._go_native(self._engine)
 
     def _go_native(self, engine: Any) -> None:
+        unseen = self.backend.unseen
         engine.plain = self._listener is None and not self._wants_grad_input and self.options.scaler is None
         engine.wants_input, engine.wants_output = self._wants_input, self._wants_output
         engine.wants_grad_output = self._wants_grad_output
-        engine.before, engine.values_of, engine.fault = self._inputs, self._values_of, self._fault
+        engine.before, engine.values_of, engine.fault = unseen(self._inputs), unseen(self._values_of), self._fault
         self.tracker.use(engine, self._put_back)
         self.rows.use(engine)
         self._gradients.use(engine)
+        engine.value, engine.came = unseen(engine.value), unseen(engine.came)
 
     def _put_back(self) -> None:
         """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""
@@ -377,10 +380,13 @@ class Capture:
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def forked(self) -> None:
-        """End in a child of the process: its parent's other threads may hold the lock there for ever."""
+        """In a child of the process, where its parent's other threads may hold the locks for ever: go on in memory, else end."""
         self.rows.forked()
         self.tracker.forked()
-        self.closed = True
+        if isinstance(self.sink, MemorySink):
+            self.sink.forked()
+        else:
+            self.closed = True
 
     def close(self) -> None:
         """Take everything off and hand over what is left."""

@@ -9,7 +9,7 @@ import weakref
 
 from tenterhook.capture import Capture
 
-__all__ = ["INTERVAL", "Flusher"]
+__all__ = ["INTERVAL", "Flusher", "lasts_in_children"]
 
 INTERVAL = 0.5
 """Seconds that rows may wait in a capture, and again in the sink."""
@@ -17,6 +17,14 @@ INTERVAL = 0.5
 _log = logging.getLogger("tenterhook")
 _watched: weakref.WeakSet[Capture] = weakref.WeakSet()
 _at_fork = threading.Event()  # set once the process has been told what to do in its children
+
+
+def lasts_in_children(capture: Capture) -> None:
+    """Have a capture renew its locks in a child of this process, where those that other threads held are held for ever."""
+    _watched.add(capture)
+    if not _at_fork.is_set() and hasattr(os, "register_at_fork"):
+        _at_fork.set()
+        os.register_at_fork(after_in_child=_forked)
 
 
 class Flusher:
@@ -27,10 +35,7 @@ class Flusher:
 
     def __init__(self, capture: Capture, interval: float = INTERVAL) -> None:
         self._stop = threading.Event()
-        _watched.add(capture)
-        if not _at_fork.is_set() and hasattr(os, "register_at_fork"):
-            _at_fork.set()
-            os.register_at_fork(after_in_child=_end_in_child)
+        lasts_in_children(capture)
         self._thread = threading.Thread(
             target=_run, args=(weakref.ref(capture), self._stop, interval), name="tenterhook-flush", daemon=True
         )
@@ -60,6 +65,6 @@ def _run(ref: weakref.ref[Capture], stop: threading.Event, interval: float) -> N
         del capture
 
 
-def _end_in_child() -> None:
+def _forked() -> None:
     for capture in list(_watched):
         capture.forked()

@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from tenterhook.backends import Detachable, Region
+from tenterhook.backends import Detachable, Region, to_user
 from tenterhook.errors import HookError
 from tenterhook.leaf_taps import LeafTaps
 from tenterhook.notes import note_error
@@ -169,7 +169,7 @@ class HookSite:
         running = _running.setdefault(thread, [])
         running.append(self)
         try:
-            return self.fn(*arguments, **keywords)
+            return to_user(self.fn, arguments, keywords)
         except Exception as error:
             note_error(error, f"raised by {name_of(self.fn)}, {self.kind} hook on {self.path or '(root)'}")
             raise

@@ -67,8 +67,9 @@ class HookSchedule:
         """A step has ended."""
         for parameters in self._parameters():
             parameters.step_ended(step)
-        self.earlier += self._capture.rows_recorded > self._rows
-        self._rows = self._capture.rows_recorded
+        rows = self._capture.rows_recorded
+        self.earlier += rows > self._rows
+        self._rows = rows
         self._have_on()
 
     def pause(self) -> None:

@@ -43,6 +43,7 @@ class WeightUse:
 
     def __init__(self, backend: Backend, model: Any) -> None:
         self._backend = backend
+        self._marks = backend.unseen(self._all_marks)
         self._before = self._marks(model)
         self._used: set[str] = set()
         self._shared: dict[str, set[str]] = {}
@@ -51,7 +52,7 @@ class WeightUse:
             for owner in owners if len(owners) > 1 else ():
                 self._shared.setdefault(owner, set()).update(owners - {owner})
 
-    def _marks(self, model: Any) -> dict[str, tuple[str, object]]:
+    def _all_marks(self, model: Any) -> dict[str, tuple[str, object]]:
         return {
             entry.name: (entry.path, self._mark(getattr(entry.parameter, "grad", None)))
             for entry in self._backend.parameters(model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.capture import Capture
-from tenterhook.flushing import Flusher
+from tenterhook.flushing import Flusher, lasts_in_children
 from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model, with_fused
 from tenterhook.op_capture import OpCapture
@@ -109,6 +109,7 @@ class RecordingSession:
         if isinstance(self.sink, DiskSink):
             stack.callback(Flusher(capture).stop)
         else:
+            lasts_in_children(capture)
             self.sink.before_read = self.hand_over
 
     def _go_on(self, resumed: Resumed) -> None:

@@ -84,7 +84,7 @@ class Tracker:
         self._roots_run: set[Watched] = set()
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
         self._calls_in_step = False
-        self._ended_by = 0  # id of the optimizer that ended the last step
+        self._ended_by: Callable[[], object] | None = None  # refers to the optimizer that ended the last step
         self.turns = OptimizerTurns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
         self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
@@ -220,6 +220,8 @@ class Tracker:
 
     def _find_regions(self, call: LiveCall, outer: LiveCall | None) -> None:
         call.tracks = self._tracks_gradients()
+        if not (self.follows_calls or call.tracks):
+            return  # a look for regions with reentry would cost more than all else does on a step that is not recorded
         # Regions with reentry run without gradients and are found by a search that costs: one for the outermost call is enough.
         known = outer is not None and not call.tracks and not outer.tracks
         call.regions = outer.regions if outer is not None and known else self._regions()
@@ -368,10 +370,12 @@ class Tracker:
     def _optimizer_stepped(self, optimizer: object) -> None:
         if self._steps_by == "user":
             return
-        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does.
-        if self._calls_in_step or (not self.sees_all and id(optimizer) == self._ended_by):
+        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does, or
+        # whichever comes when that one is no more.
+        before = self if self._ended_by is None else self._ended_by()  # self: nobody has yet
+        if self._calls_in_step or (not self.sees_all and (before is None or before is optimizer)):
             self._steps_by = "optimizer"
-            self._ended_by = id(optimizer)
+            self._ended_by = weakref.ref(optimizer)
             self.turns.ended(optimizer)
             self.end_step()
 

@@ -113,6 +113,18 @@ def test_views(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
         assert_same(deferred(whole[0, 0, 0]), storage[0, 0, 0].reshape(1))
 
 
+@pytest.mark.parametrize("limit", [0, 256 * 1024])
+@pytest.mark.parametrize("dtype", MADE_HERE, ids=lambda dtype: dtype.name)
+def test_what_an_operation_gives_without_dimensions(
+    monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, limit: int
+) -> None:
+    monkeypatch.setattr(devices, "_COPIED", limit)
+    array = np.ones(1, dtype)
+    kind = tensor_of(array).dtype
+    assert_same(deferred(ms.Tensor(np.float32([0.5, 0.5])).sum().astype(kind)), array)
+    assert_same(deferred(ops.relu(ms.Tensor(np.float32([1.0])))[0].astype(kind)), array)
+
+
 @pytest.mark.parametrize("kind", ["normal", "masked", "cancelling"])
 def test_parts_of_full_size_merge(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(devices, "PART_SIZE", PART_SIZE)
@@ -153,6 +165,33 @@ def test_what_is_ordered_is_the_tensor_of_that_moment(monkeypatch: pytest.Monkey
     assert tensor.asnumpy()[0] == 7
     buffer.settle()
     assert buffer.statistics[0, MEAN] == 2
+
+
+def test_rows_are_right_where_memory_for_joining_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    deferred(ms.Tensor(np.ones(1, np.float32)))  # what the device can do has been tried
+    monkeypatch.setattr(devices, "_JOINED", 2)
+    arrays = [np.full(size, row + 1, np.float32) for row, size in enumerate((5000, 100, 9000, 3000))]
+    buffer, expected = RowBuffer(len(arrays)), RowBuffer(len(arrays))
+    cat, measuring_record = ops.cat, devices.part_record
+
+    def no_memory(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Out of memory")
+
+    def measured(*args: Any) -> Any:  # what measures a part joins pieces, too, and has memory for that
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "cat", cat)
+            return measuring_record(*args)
+
+    monkeypatch.setattr(devices, "part_record", measured)
+    for row, array in enumerate(arrays):
+        expected.measure_array(row, array)
+        with monkeypatch.context() as patch:
+            if row != 3:
+                patch.setattr(ops, "cat", no_memory)
+            if not order(ms.Tensor(array), buffer, row):
+                buffer.measure_array(row, array)  # as the backend does
+    assert buffer.settle() == {}
+    np.testing.assert_allclose(buffer.statistics, expected.statistics, rtol=1e-6)
 
 
 def test_full_parcels_are_closed_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

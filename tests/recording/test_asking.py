@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,3 +259,14 @@ def test_opening_takes_what_the_command_line_takes(tmp_path: Path, monkeypatch: 
     for asked in (3, None, b"a.thk", ["a.thk"]):
         with pytest.raises(RecordingError, match="a recording is opened by its path"):
             th.open(asked)
+
+
+def test_a_value_can_be_copied() -> None:
+    layer = nn.Linear(2, 2)
+    with th.record(layer, tensors=True) as rec:
+        layer(torch.ones(1, 2))
+    value = rec["(root)"].calls[0].values[0]
+    other = copy.copy(value)
+    assert other == value and other.tensor is value.tensor
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = object.__new__(type(value)).nothing

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -13,6 +16,9 @@ import torch
 from torch import nn
 
 import tenterhook as th
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
 
 def net() -> nn.Module:
@@ -92,3 +98,26 @@ def test_a_live_recording_tells_what_is_new_at_each_look() -> None:
             model(torch.ones(2, 3))
             assert {row["calls"] for row in rec.table("modules").to_pylist()} == {times}
             assert rec.coverage.complete
+
+
+def test_a_flush_brings_no_pandas_in(tmp_path: Path) -> None:
+    """It takes longer than all else in the first flush, for which the run waits; pyarrow loads it for much of what it can do."""
+    program = """
+import sys, torch
+from torch import nn
+import tenterhook as th
+model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+with th.record(model, kinds=["input", "output", "grad_output", "param"], tensors=True, to=sys.argv[1]) as rec:
+    model(torch.ones(1, 2)).sum().backward()
+    try:
+        model(torch.ones(1, 5))
+    except RuntimeError:
+        pass
+    rec._hand_over()
+    rec._sink.flush()
+    print("pandas" in sys.modules)
+"""
+    importlib.import_module("pandas")  # it is there
+    command = [sys.executable, "-c", program, str(tmp_path / "a.thk")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.stdout == "False\n", done.stderr

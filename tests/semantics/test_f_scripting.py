@@ -238,9 +238,9 @@ def scriptable(self: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor
 def test_hooks_of_others_are_made_part_of_the_script_as_ever() -> None:
     """Row 18, same kind: a hook that TorchScript can read belongs to the script; ours stands before and after it, and again does."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with th.hooks(model) as hooks:
+    with th.hooks(model) as hooks, contextlib.ExitStack() as stack:
         first = hooks.forward("0", ignore)
-        model[0].register_forward_hook(scriptable)
+        stack.enter_context(model[0].register_forward_hook(scriptable))
         last = hooks.forward("0", ignore)
         on = tables(model)
         scripted = torch.jit.script(model)

@@ -20,6 +20,7 @@ from tenterhook.backends._types import (
     Before,
     Detachable,
     Failed,
+    FunctionT,
     InstalledHook,
     NativeBackend,
     OpListener,
@@ -31,6 +32,7 @@ from tenterhook.backends._types import (
     Suspendable,
     Yielding,
 )
+from tenterhook.backends._unseen import to_user
 from tenterhook.errors import HookError, UnsupportedError
 from tenterhook.recording import converters
 from tenterhook.selection import Entry
@@ -44,6 +46,7 @@ __all__ = [
     "Before",
     "Detachable",
     "Failed",
+    "FunctionT",
     "InstalledHook",
     "Instead",
     "Layer",
@@ -59,6 +62,7 @@ __all__ = [
     "find_backend",
     "loaded_backends",
     "settle_alias",
+    "to_user",
 ]
 
 # Found by name when a tensor of the framework is asked for, so that reading a recording imports no framework.
@@ -245,6 +249,10 @@ class Backend(EditingMethods, Protocol):
 
     def tracks_gradients(self) -> bool:
         """Whether what runs now is being tracked for a backward pass."""
+        ...
+
+    def unseen(self, fn: FunctionT) -> FunctionT:
+        """Have what a function of ours does go past what the user has put there to see all that his program does."""
         ...
 
     def untraced(self) -> AbstractContextManager[None] | None:

@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import ops
 
 from tenterhook.backends._mindspore_measuring import copied_bytes, flat, part_record
-from tenterhook.backends._mindspore_unseen import aside, may_compute, unseen
+from tenterhook.backends._mindspore_unseen import may_compute, unseen
 from tenterhook.backends._mindspore_watching import tell_once
 from tenterhook.stats import DTYPE_CODES, STATISTICS, RowBuffer
 from tenterhook.stats.layout import DTYPES
@@ -65,7 +65,9 @@ def defer(tensor: mindspore.Tensor, rows: RowBuffer, row: int, *, name: str, dev
         parcels are on their way than memory is set apart for.
     """
     if not may_compute():
-        tell_once(f"under a dispatch mode of others, tensors of {device} are copied to the host one by one")
+        tell_once(
+            f"while operations are watched by a dispatch mode, tensors of {device} are copied to the host one by one"
+        )
         return False
     if not _in_order(device):
         tell_once(f"tensors of {device} that are made in streams of the user's are copied to the host one by one")
@@ -115,15 +117,20 @@ class _Parcel(Parcel):
         """Put a piece at the place that was taken last."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED:
-            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
+            self._join()
 
     def close(self) -> None:
         """Join all pieces to one."""
         self._joined, self._pieces = [*self._joined, *self._pieces], []
-        if len(self._joined) > 1:
-            # Where there is no memory left for it, the pieces come over one by one.
+        if len(self._joined) > 1 and may_compute():
+            # Else, and where there is no memory left for it, the pieces come over one by one.
             with contextlib.suppress(RuntimeError):
                 self._joined = [ops.cat(self._joined)]
+
+    def _join(self) -> None:
+        # Where there is no memory left for it, the pieces come over one by one. None may be missing: they tell the places of the next.
+        with contextlib.suppress(RuntimeError):
+            self._joined, self._pieces = [*self._joined, ops.cat(self._pieces)], []
 
     def bring(self) -> np.ndarray:
         """Wait for it and return its bytes: the one transfer."""
@@ -177,10 +184,6 @@ def way_of(name: str, device: str) -> tuple[Way, str, Any]:
     Returns:
         What it does, why it does no better, and what it carries sums in, float64 or float32; a device has one of the two.
     """
-    return aside(lambda: _try(name, device))
-
-
-def _try(name: str, device: str) -> tuple[Way, str, Any]:
     real, why = _real_of(device)
     with unseen():
         try:

@@ -34,6 +34,7 @@ _EXPONENT = {  # integers of the same size, the bits of the exponent, the powers
     mindspore.float32: (mindspore.int32, 0x7F800000, 2.0**-126, 2.0**126),
     mindspore.float64: (mindspore.int64, 0x7FF0000000000000, 2.0**-1000, 2.0**1000),
 }
+_WHOLE = {1: mindspore.uint8, 2: mindspore.int16, 4: mindspore.int32, 8: mindspore.int64}
 _WIDTH = {mindspore.int32: 32, mindspore.int64: 64}
 _EXACT_IN_FLOAT32 = frozenset(
     {
@@ -53,6 +54,10 @@ _Tensor = mindspore.Tensor
 
 def flat(tensor: _Tensor) -> _Tensor:
     """Give a contiguous tensor of one dimension; a view where that is possible."""
+    if not tensor.shape:
+        # MindSpore 2.10 ends the process where a view of what an operation gave without dimensions is viewed as bytes
+        whole = _WHOLE.get(tensor.itemsize, tensor.dtype)  # stacked is not every dtype on a CPU
+        return ops.stack([tensor.view(whole)]).view(tensor.dtype)
     return (tensor if tensor.is_contiguous() else tensor.contiguous()).view((-1,))
 
 

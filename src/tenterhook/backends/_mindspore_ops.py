@@ -18,9 +18,7 @@ import mindspore
 from mindspore.utils.ms_dispatch import MsDispatchMode
 
 from tenterhook.backends import OpListener
-from tenterhook.backends._mindspore_device import device_of
 from tenterhook.backends._mindspore_seams import executor
-from tenterhook.backends._mindspore_unseen import is_unseen, ours, unseen
 from tenterhook.backends._user_code import folder_of, line_of_user
 from tenterhook.values import leaves
 
@@ -53,25 +51,13 @@ class _Op(NamedTuple):
 class OpMode(MsDispatchMode):
     """Tells a listener of the operations of one thread."""
 
-    def __init__(self, listener: OpListener, defers: Callable[[str], bool]) -> None:
+    def __init__(self, listener: OpListener) -> None:
         super().__init__()
         self._listener = listener
-        self._defers = defers
         self._ops: dict[_Key, list[_Op]] = {}
-
-    def __enter__(self) -> OpMode:
-        entered = super().__enter__()
-        ours(1)
-        return entered
-
-    def __exit__(self, *error: Any) -> bool:
-        ours(-1)
-        return super().__exit__(*error)
 
     def __ms_dispatch__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operation and tell of it."""
-        if is_unseen():
-            return func(*args)
         kind = _kind(func, args)
         name = _plain(kind)
         begun = None if name in _INTERNAL else self._listener.begins(name, _line_of_user)
@@ -85,7 +71,7 @@ class OpMode(MsDispatchMode):
         except BaseException as error:
             self._listener.ends(begun, None, error)
             raise
-        self._listener.ends(begun, self._values(result), None)
+        self._listener.ends(begun, _values(result), None)
         if inputs and executor.enable_grad():
             slots = [(number, slot) for number, (slot, _) in enumerate(leaves(result, _TYPES))]
             self._ops.setdefault((kind, _sources(inputs)), []).append(_Op(begun, slots))
@@ -105,17 +91,6 @@ class OpMode(MsDispatchMode):
                     for number, slot in op.slots:
                         self._listener.differentiated(op.begun, slot, partial(_put_on, node, number))
         self._ops = {}
-
-    def _values(self, result: Any) -> Any:
-        """Take a result out of differentiation, which has yet to be told of it; the memory is shared."""
-        if isinstance(result, mindspore.Tensor):
-            if not self._defers(device_of(result)):
-                return mindspore.Tensor(result.asnumpy())
-            with unseen():
-                return result.view(result.shape) if result.is_contiguous() else result.contiguous()
-        if isinstance(result, (tuple, list)):
-            return type(result)([self._values(part) for part in result])
-        return result
 
 
 def _put_on(node: Any, number: int, fn: Callable[[Any], None]) -> None:
@@ -159,6 +134,15 @@ def _kind(func: Any, args: tuple[Any, ...]) -> str:
 def _plain(kind: str) -> str:
     """Write the name of a kernel as functions are named: ``AddExt`` as ``add``, and ``Muls``, that of ``x * 2``, as ``mul``."""
     return _ENDINGS.sub("", "Mul" if kind == "Muls" else kind).lower()
+
+
+def _values(result: Any) -> Any:
+    """Take a result out of differentiation, which has yet to be told of it; the memory is shared."""
+    if isinstance(result, mindspore.Tensor):
+        return mindspore.Tensor(result.asnumpy())
+    if isinstance(result, (tuple, list)):
+        return type(result)([_values(part) for part in result])
+    return result
 
 
 def is_builtin_construct(cell: mindspore.nn.Cell) -> bool:

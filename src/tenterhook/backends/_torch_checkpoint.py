@@ -64,11 +64,12 @@ def pass_reenters() -> bool:
     if not _nodes:
         return False
     current = torch._C._current_graph_task_id()
-    if _asked[0] != current:
+    asked = _asked  # passes of other threads may be asked after meanwhile
+    if asked[0] != current:
         with _lock:
             nodes = list(_nodes)
-        _asked = (current, any(map(_will_execute, nodes)))
-    return _asked[1]
+        asked = _asked = (current, any(map(_will_execute, nodes)))
+    return asked[1]
 
 
 def seeing_reentry() -> Callable[[], None]:

@@ -60,7 +60,7 @@ class CompiledRuns:
         self._ref = None if model is None else weakref.ref(model)
         self.found = False if model is None else _is_compiled_in_part(model) or is_under_compiled(model)
         if not self.found:
-            _looking.add(self)
+            _looking[id(self)] = self
 
     def look(self) -> bool:
         """Whether it is so by now."""
@@ -74,14 +74,22 @@ class CompiledRuns:
         model = None if self._ref is None else self._ref()
         if self._ref is None or (model is not None and any(part is module for part in model.modules())):
             self.found = True
-            _looking.discard(self)
+            _looking.pop(id(self), None)
 
     def close(self) -> None:
         """Look no more."""
-        _looking.discard(self)
+        _looking.pop(id(self), None)
 
 
-_looking: weakref.WeakSet[CompiledRuns] = weakref.WeakSet()
+_looking: weakref.WeakValueDictionary[int, CompiledRuns] = weakref.WeakValueDictionary()
+
+
+def _all_looking() -> list[CompiledRuns]:
+    return [
+        one for ref in _looking.valuerefs() if (one := ref()) is not None
+    ]  # other threads begin and end sessions meanwhile
+
+
 runs: dict[int, bool] = {}
 """Threads that have called a compiled function since the last look; not empty is what a hook has to find out."""
 
@@ -93,7 +101,7 @@ def _is_compiled_in_part(model: nn.Module) -> bool:
 def look_for_compiled(module: nn.Module) -> None:
     """A module of somebody's session is called, and some thread has called a compiled function: is it that which calls?"""
     if runs.pop(threading.get_ident(), False) and _is_called_by_compiled():
-        for one in list(_looking):
+        for one in _all_looking():
             one.ran(module)
 
 
@@ -116,7 +124,7 @@ def _seeing_runs() -> Callable[[], None]:
     def callback_from_stance(callback: Any) -> Any:
         if _looking and callable(callback):
             for module in running_modules():
-                for one in list(_looking):
+                for one in _all_looking():
                     one.ran(module)
             runs[threading.get_ident()] = True
         return choose(callback)

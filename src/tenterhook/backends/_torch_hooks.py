@@ -12,6 +12,7 @@ from torch import nn
 from tenterhook.backends import After, Before, Failed, Layer
 from tenterhook.backends._torch_attachments import iterated, remove_late
 from tenterhook.backends._torch_compiled import look_for_compiled, runs
+from tenterhook.backends._torch_unseen import unseen
 from tenterhook.native import NATIVE
 
 __all__ = ["AfterHook", "BeforeHook", "LoadHook", "is_hook"]
@@ -43,10 +44,14 @@ class BeforeHook(Hook):
         remove_late()
         if runs:
             look_for_compiled(module)
-        return self.before(module, args, kwargs)
+        if (without := unseen()) is None:
+            return self.before(module, args, kwargs)
+        with without:
+            return self.before(module, args, kwargs)
 
 
 _REMOVED = object()
+_nothing = contextlib.nullcontext()
 
 
 class AfterHook(Hook):
@@ -66,10 +71,15 @@ class AfterHook(Hook):
         # torch runs these hooks also when the call raised, from the handler in the frame that calls us
         if error is not None and error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(1):
             if self.failed is not None:
-                with iterated(module._forward_hooks):
+                with iterated(module._forward_hooks), unseen() or _nothing:
                     self.failed(module, args, kwargs, error)
             return None
-        return None if self.after is None else self.after(module, args, kwargs, output)
+        if self.after is None:
+            return None
+        if (without := unseen()) is None:
+            return self.after(module, args, kwargs, output)
+        with without:
+            return self.after(module, args, kwargs, output)
 
 
 class LoadHook(Hook):

@@ -54,6 +54,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         grads_on=torch.is_grad_enabled,
         saved_hooks=top_saved_tensor_hooks,
         inference_on=torch.is_inference_mode_enabled,
+        modes_on=torch._C._is_torch_function_mode_enabled,
         is_neg=base.is_neg,
         is_view=base._is_view,
         new_hooks=OrderedDict,

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from typing_extensions import Self
 
-from tenterhook.backends import OpListener
+from tenterhook.backends import OpListener, to_user
+from tenterhook.backends._torch_unseen import hiding
 from tenterhook.backends._user_code import folder_of, line_of_user
 
 __all__ = ["OpMode", "is_builtin_forward"]
@@ -48,22 +50,29 @@ class OpMode(TorchFunctionMode):
         private = plain[0] == "_" and caller.startswith(_TORCH)
         if private or name in _ATTRIBUTES or caller.startswith(_OURS):  # the last: another session measures
             return func(*args, **kwargs)
-        begun = self._listener.begins(plain.lstrip("_") or plain, _line_of_user)
+        begun = hiding(self._listener.begins)(plain.lstrip("_") or plain, _line_of_user)
         if begun is None:
             return func(*args, **kwargs)
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._listener.ends(begun, None, error)
+            hiding(self._listener.ends)(begun, None, error)
             raise
-        self._listener.ends(begun, args[0] if name == "__setitem__" else result, None)
+        hiding(self._listener.ends)(begun, args[0] if name == "__setitem__" else result, None)
         return result
 
     def gives(self, value: Any) -> None:
         """Nothing is left to do: a function's own result is what is differentiated."""
 
+    def __enter__(self) -> Self:
+        """Put this mode on top of those of the user's, which are off while code of ours runs."""
+        return to_user(super().__enter__, (), {})
+
     def __exit__(self, *exception: object) -> None:
         """Take this mode off the stack, and only this one."""
+        to_user(self._leave, (), {})
+
+    def _leave(self) -> None:
         above = []
         while _C._len_torch_function_stack():
             mode = _C._pop_torch_function_stack()

@@ -17,10 +17,15 @@ from typing import Any
 import torch
 
 from tenterhook.backends._torch_checkpoint import callers, pass_reenters
+from tenterhook.backends._torch_unseen import hiding
 
 __all__ = ["Once", "Parts"]
 
-_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+_queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+
+def _queue_callback(fn: Callable[[], None]) -> None:
+    _queue(hiding(fn))
 
 
 class _Rerun:

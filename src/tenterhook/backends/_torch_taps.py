@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tenterhook.backends._torch_parts import Once, Parts
+from tenterhook.backends._torch_unseen import hiding, unseen
 from tenterhook.native import NATIVE
 
 __all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
@@ -34,6 +35,12 @@ class _Port:
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:  # torch's own backward hooks hand on None for outputs that were not used
             return None
+        if (without := unseen()) is None:
+            return self._came(gradient)
+        with without:
+            return self._came(gradient)
+
+    def _came(self, gradient: torch.Tensor) -> torch.Tensor | None:
         whole = None if self.parts is None else self.parts.waiting(self._run_whole)
         if whole is None:
             return self._run(gradient, self.taps)
@@ -78,6 +85,13 @@ class Tap:
         self.live = True
         self.behind: Tap | None = None  # of a view: the one on the tensor that it is a view of
 
+    def run(self, gradient: torch.Tensor) -> Any:
+        """Give a gradient to the callback, from the native path."""
+        if (without := unseen()) is None:
+            return self.fn(gradient)
+        with without:
+            return self.fn(gradient)
+
     def remove(self) -> None:
         if not self.live:
             return
@@ -100,11 +114,13 @@ def differentiated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@hiding
 def tap_parameter(parameter: torch.Tensor, fn: Callable[[Any], Any], *, edits: bool = False) -> Tap:
     """Put ``fn`` on the gradient that a backward pass brings to a parameter, once a pass: also where it comes in parts."""
     return _insert(parameter, fn, None, None, edits=edits, whole=True)
 
 
+@hiding
 def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owner: object) -> Tap | str:
     """Put ``fn`` on the gradient of ``tensor`` as it is now (later in-place changes make a new version of it).
 
@@ -218,6 +234,7 @@ class PostAccumulateTap:
 
         once = Once()
 
+        @hiding
         def after_accumulation(leaf: torch.Tensor) -> None:
             if self.live and leaf.grad is not None and not once.wait(partial(give, leaf)):
                 fn(leaf.grad)
@@ -287,6 +304,7 @@ class _ShardPort:
         hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
         return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(parameter)
 
+    @hiding
     def __call__(self, leaf: torch.Tensor) -> None:
         if leaf.grad is not None and not self._once.wait(partial(self._arrived, leaf)):
             self._arrived(leaf)

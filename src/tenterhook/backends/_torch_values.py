@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from tenterhook.backends import Summary
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_shards as shards
+from tenterhook.backends._torch_unseen import hiding
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["DTYPE_NAMES", "PLAIN", "TensorValues"]
@@ -156,6 +157,7 @@ class TensorValues:
             whole = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
             return whole / scale
 
+    @hiding
     def numel(self, tensor: torch.Tensor) -> int:
         return 0 if is_lazy(tensor) else tensor.numel()
 

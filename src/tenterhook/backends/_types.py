@@ -15,6 +15,7 @@ __all__ = [
     "Before",
     "Detachable",
     "Failed",
+    "FunctionT",
     "InstalledHook",
     "NativeBackend",
     "OpListener",
@@ -43,6 +44,7 @@ Summary = tuple[tuple[int, ...], str, str]
 """Shape, dtype name (``float32``) and device name (``cpu``, ``cuda:0``) of a tensor."""
 
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 AroundT = TypeVar("AroundT", bound=Callable[[], AbstractContextManager[object]])
 
 

@@ -23,6 +23,7 @@ from tenterhook.backends import (
     Before,
     Detachable,
     Failed,
+    FunctionT,
     InstalledHook,
     Instead,
     Layer,
@@ -43,7 +44,7 @@ from tenterhook.backends._mindspore_ops import MISSES, OpMode, is_builtin_constr
 from tenterhook.backends._mindspore_passes import in_pass, running_pass
 from tenterhook.backends._mindspore_seams import executor, is_differentiating, is_nested, running_cells
 from tenterhook.backends._mindspore_taps import Tap, tap_parameter, tap_tensor, version_of, why_no_gradient
-from tenterhook.backends._mindspore_unseen import unseen
+from tenterhook.backends._mindspore_unseen import may_compute, unseen
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
@@ -130,7 +131,7 @@ class MindSporeBackend:
 
     def trace_ops(self, listener: OpListener) -> OpMode:
         tell_once(MISSES)
-        return OpMode(listener, self.defers)
+        return OpMode(listener)
 
     def owns_forward(self, module: nn.Cell) -> bool:
         return is_builtin_construct(module)
@@ -207,6 +208,9 @@ class MindSporeBackend:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
 
+    def unseen(self, fn: FunctionT) -> FunctionT:
+        return fn
+
     def untraced(self) -> None:
         return None
 
@@ -282,6 +286,9 @@ class MindSporeBackend:
         """Whether tensors of a device are measured where they lie, and rows filled in later: all but those of the host."""
         return not device.startswith("cpu")
 
+    def _computes(self, tensor: mindspore.Tensor) -> bool:
+        return self.defers(devices.device_of(tensor)) and may_compute()
+
     def shard_offset(self, tensor: mindspore.Tensor) -> None:
         return None
 
@@ -299,19 +306,22 @@ class MindSporeBackend:
         return array.view(np.dtype(ml_dtypes.bfloat16)) if kept.dtype == mindspore.bfloat16 else array
 
     def snapshot(self, tensor: mindspore.Tensor) -> mindspore.Tensor:
-        if _is_uninitialised(tensor) or not self.defers(devices.device_of(tensor)):
+        if _is_uninitialised(tensor) or not self._computes(tensor):
             return self.keep(tensor)
         with unseen():
-            return devices.copy_where_it_lies(tensor)
+            try:
+                return devices.copy_where_it_lies(tensor)
+            except RuntimeError:  # no memory left there, or no kernel that copies
+                return self.keep(tensor)
 
     def difference(self, kept: mindspore.Tensor, other: mindspore.Tensor) -> mindspore.Tensor:
-        if self.defers(devices.device_of(kept)):
+        if self._computes(kept):
             with unseen():
                 return kept - other
         return mindspore.Tensor(self.to_numpy(kept) - self.to_numpy(other))
 
     def unscaled(self, gradient: mindspore.Tensor, scale: float) -> mindspore.Tensor:
-        if self.defers(devices.device_of(gradient)):
+        if self._computes(gradient):
             with unseen():
                 whole = gradient.astype(mindspore.float32) if gradient.itemsize < 4 else gradient
                 return whole / mindspore.Tensor(scale, whole.dtype)

@@ -48,7 +48,9 @@ from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.backends._torch_tracing import untraced
+from tenterhook.backends._torch_unseen import call_unseen, hiding
 from tenterhook.backends._torch_values import DTYPE_NAMES, PLAIN, TensorValues
+from tenterhook.backends._types import FunctionT
 from tenterhook.errors import UnsupportedError
 from tenterhook.native import NATIVE, FrameworkParts
 from tenterhook.selection import Entry
@@ -73,7 +75,7 @@ class _AnyCall:
         # of a wrapper the module inside bears the name, and is called next
         if self._wanted(module) and not models.is_wrapper(module):
             # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
-            self._fn(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+            hiding(self._fn)(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
 
 
 class _Unwarned:
@@ -122,6 +124,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     def entries(self, model: nn.Module) -> list[Entry]:
         return models.list_modules(model)
 
+    @hiding
     def parameters(self, model: nn.Module) -> list[ParameterEntry]:
         return models.list_parameters(model)
 
@@ -163,7 +166,8 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
         put_hooks = partial(
             self._put_hooks, before=before, after=after, failed=failed, layer=Layer.OBSERVE, native=native
         )
-        return attach_around(module, native, (BeforeHook(before, Layer.OBSERVE), after, failed), put_hooks)
+        handlers = BeforeHook(before, Layer.OBSERVE), partial(call_unseen, after), partial(call_unseen, failed)
+        return attach_around(module, native, handlers, put_hooks)
 
     @staticmethod
     def _put_hooks(
@@ -202,6 +206,9 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
             raise
         return Attachment(handles)
 
+    def unseen(self, fn: FunctionT) -> FunctionT:
+        return hiding(fn)
+
     def native_parts(self) -> FrameworkParts | None:
         return native_parts(tuple(PLAIN))
 
@@ -214,6 +221,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
         return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
 
     def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
+        @hiding
         def around_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             fn(optimizer)
 
@@ -235,6 +243,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     def bare_traceback(self, traceback: TracebackType | None) -> TracebackType | None:
         return bare_traceback(traceback)
 
+    @hiding
     def has_optimizer(self, model: nn.Module) -> bool:
         return models.has_optimizer(model)
 
@@ -251,6 +260,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     ) -> Tap | str:
         return tap_tensor(tensor, fn, module, owner)
 
+    @hiding
     def tap_parameter(
         self, parameter: torch.Tensor, fn: Callable[[Any], Any], *, accumulated: bool = False, edits: bool = False
     ) -> Detachable | str:
@@ -274,6 +284,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     def hand_back(self, tensor: torch.Tensor, alias: torch.Tensor, version: int | None) -> str | None:
         return hand_back(tensor, alias, version)
 
+    @hiding
     def version(self, tensor: torch.Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
 
@@ -306,7 +317,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
     def at_backward_end(self, fn: Callable[[], None]) -> bool:
         if _current_graph_task() == -1:
             return False
-        torch.autograd.Variable._execution_engine.queue_callback(fn)
+        torch.autograd.Variable._execution_engine.queue_callback(hiding(fn))
         return True
 
     # --- changing --------------------------------------------------------------------------------------------------

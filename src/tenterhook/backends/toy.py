@@ -18,6 +18,7 @@ from tenterhook.backends import (
     Before,
     Detachable,
     Failed,
+    FunctionT,
     InstalledHook,
     Instead,
     Layer,
@@ -227,6 +228,9 @@ class ToyBackend:
 
     def tracks_gradients(self) -> bool:
         return tracks()
+
+    def unseen(self, fn: FunctionT) -> FunctionT:
+        return fn
 
     def untraced(self) -> None:
         return None

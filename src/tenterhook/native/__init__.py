@@ -46,6 +46,7 @@ class FrameworkParts:
         grads_on: whether gradients are tracked.
         saved_hooks: the newest hooks on saved tensors, None without any.
         inference_on: whether inference mode is on.
+        modes_on: whether something of the user's would see what is asked of a tensor.
         is_neg: whether a tensor is a negated view.
         is_view: whether a tensor is a view.
         new_hooks: an empty table of a tensor's hooks.
@@ -63,6 +64,7 @@ class FrameworkParts:
     grads_on: Any
     saved_hooks: Any
     inference_on: Any
+    modes_on: Any
     is_neg: Any
     is_view: Any
     new_hooks: Any
@@ -92,6 +94,7 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         "grads_on",
         "saved_hooks",
         "inference_on",
+        "modes_on",
         "is_neg",
         "is_view",
         "new_hooks",

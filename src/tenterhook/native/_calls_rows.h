@@ -139,6 +139,8 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     if (*dtype < 0 || found->device.device_type != DL_CPU || found->ndim > 32) return 0;
     if ((uintptr_t)found->data < LOW_ADDRESS && !has_storage(tensor)) return 0;
     if (self->measures && numel_of(found) >= THREADED) return 0; /* Python says how many threads the framework has just now */
+    int modes = asks(self->modes_on); /* of the user's, which would see what is asked */
+    if (modes) return modes < 0 ? -1 : 0;
     PyObject *negated = PyObject_CallFunctionObjArgs(self->is_neg, tensor, NULL);
     if (!negated) return -1;
     Py_DECREF(negated);

@@ -192,7 +192,7 @@ static PyObject *run_tap(PyObject *tap, PyObject *gradient)
     PyObject *live = PyObject_GetAttrString(tap, "live");
     if (!live || live != Py_True) return live && live == Py_False ? (Py_INCREF(Py_None), Py_DECREF(live), Py_None) : (Py_XDECREF(live), NULL);
     Py_DECREF(live);
-    PyObject *fn = PyObject_GetAttrString(tap, "fn");
+    PyObject *fn = PyObject_GetAttrString(tap, "run");
     if (!fn) return NULL;
     PyObject *new = PyObject_CallFunctionObjArgs(fn, gradient, NULL);
     Py_DECREF(fn);

@@ -17,6 +17,33 @@ NONE = -1
 """Stands for None: all numbers of a row are 0 or more."""
 
 
+# All arrays are made from buffers: `pa.array` brings pandas in where that is installed, a fifth of a second of work in the first
+# flush, for which the run waits.
+
+
+def _numbers(values: np.ndarray, kind: pa.DataType, null: np.ndarray | None = None) -> pa.Array:
+    """Build an array of numbers, which share the memory of `values`; `null` says where there is none."""
+    some = null is not None and bool(null.any())
+    valid = pa.py_buffer(np.packbits(~null, bitorder="little")) if some and null is not None else None
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _truths(values: np.ndarray) -> pa.Array:
+    """Build an array of truth values."""
+    packed = pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
+
+
+def _texts(words: Sequence[str]) -> pa.Array:
+    """Build an array of text."""
+    encoded = [word.encode() for word in words]
+    offsets = np.zeros(len(words) + 1, np.int32)
+    np.cumsum([len(word) for word in encoded], dtype=np.int32, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.string(), len(words), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    )
+
+
 def _codes(values: Sequence[Hashable]) -> tuple[np.ndarray, list[Any]]:
     """Number the distinct values in the order in which they come."""
     distinct = list(dict.fromkeys(values))
@@ -40,14 +67,14 @@ class _Words:
             numbers = np.where(none, 0, numbers - (numbers > at)).astype(np.int32)  # what is masked may hold any
             words.pop(at)
         self._numbers = numbers
-        self._words = pa.array(words, pa.string())
+        self._words = _texts(words)
 
     def column(self, codes: np.ndarray) -> pa.Array:
         """Build the column of the words with these numbers."""
         if not len(self._words):
             return pa.nulls(len(codes), pa.dictionary(pa.int32(), pa.string()))
         mask = None if self._none is None else self._none[codes]
-        return pa.DictionaryArray.from_arrays(pa.array(self._numbers[codes], pa.int32(), mask=mask), self._words)
+        return pa.DictionaryArray.from_arrays(_numbers(self._numbers[codes], pa.int32(), mask), self._words)
 
 
 class SiteWords:
@@ -88,15 +115,15 @@ def _lists(codes: np.ndarray, distinct: Sequence[tuple[int, ...] | None], kind: 
     offsets = np.zeros(len(codes) + 1, np.int32)
     np.cumsum(sizes[codes], out=offsets[1:])
     at = np.arange(offsets[-1]) + np.repeat(starts[codes] - offsets[:-1], sizes[codes])
-    mask = pa.array(np.array([value is None for value in distinct])[codes]) if None in distinct else None
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(items[at]), type=kind, mask=mask)
+    mask = _truths(np.array([value is None for value in distinct])[codes]) if None in distinct else None
+    listed = _numbers(items[at], pa.int64())
+    return pa.ListArray.from_arrays(_numbers(offsets, pa.int32()), listed, type=kind, mask=mask)
 
 
 def column(cells: np.ndarray, field: pa.Field, objects: Sequence[Any]) -> pa.Array:
     """Build the column of a field from a block's numbers, which are codes of objects where the field is not one of numbers."""
     if pa.types.is_integer(field.type):
-        null = cells == NONE
-        return pa.array(cells.astype(str(field.type)), field.type, mask=null if null.any() else None)
+        return _numbers(cells.astype(str(field.type)), field.type, cells == NONE)
     codes, distinct = used(cells, objects)
     if distinct == [None]:
         return pa.nulls(len(codes), field.type)
@@ -104,7 +131,10 @@ def column(cells: np.ndarray, field: pa.Field, objects: Sequence[Any]) -> pa.Arr
         return _Words(distinct).column(codes)
     if pa.types.is_list(field.type):
         return _lists(codes, distinct, field.type)
-    return pa.array(distinct, field.type).take(pa.array(codes))
+    null = np.array([value is None for value in distinct])[codes]
+    texts = _texts([value or "" for value in distinct])
+    taken = pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32(), null), texts)
+    return taken.cast(field.type)
 
 
 def measured_columns(buffer: RowBuffer, rows: np.ndarray) -> dict[str, pa.Array]:
@@ -113,7 +143,8 @@ def measured_columns(buffer: RowBuffer, rows: np.ndarray) -> dict[str, pa.Array]
     filled = buffer.valid[rows]
     if not filled.any():
         return {name: pa.nulls(count, VALUES.field(name).type) for name in (*STATISTICS, "sketch", "digest")}
-    whole = count and rows[-1] == count - 1 and np.array_equal(rows, np.arange(count))  # a copy less
+    # A copy less, where the columns do not keep much more memory than they need.
+    whole = 2 * count >= len(buffer.valid) and np.array_equal(rows, np.arange(count))
     statistics = np.ascontiguousarray((buffer.statistics[:count] if whole else buffer.statistics[rows]).T)
     null = np.isnan(statistics) | ((filled & GROUP_STATISTICS) == 0)
     some_null = null.any(axis=1).tolist()
@@ -123,13 +154,11 @@ def measured_columns(buffer: RowBuffer, rows: np.ndarray) -> dict[str, pa.Array]
         figures = statistics[at]
         if pa.types.is_integer(kind):
             figures = (np.where(null[at], 0, figures) if some_null[at] else figures).astype(np.int64)
-        arrays[name] = pa.array(figures, kind, mask=null[at] if some_null[at] else None)
+        arrays[name] = _numbers(figures, kind, null[at] if some_null[at] else None)
     arrays["sketch"] = _sketches(buffer.sketches[:count] if whole else buffer.sketches[rows], filled)
     no_digest = (filled & GROUP_DIGEST) == 0
     arrays["digest"] = (
-        pa.nulls(count, pa.uint64())
-        if no_digest.all()
-        else pa.array(buffer.digests[rows], pa.uint64(), mask=no_digest if no_digest.any() else None)
+        pa.nulls(count, pa.uint64()) if no_digest.all() else _numbers(buffer.digests[rows], pa.uint64(), no_digest)
     )
     return arrays
 
@@ -138,5 +167,6 @@ def _sketches(sketches: np.ndarray, filled: np.ndarray) -> pa.Array:
     missing = (filled & GROUP_SKETCH) == 0
     if missing.all():
         return pa.nulls(len(filled), VALUES.field("sketch").type)
-    mask = pa.array(missing) if missing.any() else None
-    return pa.FixedSizeListArray.from_arrays(pa.array(sketches.reshape(-1), pa.float32()), SKETCH_SIZE, mask=mask)
+    mask = _truths(missing) if missing.any() else None
+    flat = _numbers(sketches.reshape(-1), pa.float32())
+    return pa.FixedSizeListArray.from_arrays(flat, SKETCH_SIZE, mask=mask)

@@ -103,6 +103,10 @@ class MemorySink:
     def abandon(self) -> None:
         """Do nothing: memory is given back by itself."""
 
+    def forked(self) -> None:
+        """Go on in a child of the process with what was there, a copy of its own."""
+        self._lock = RLock()
+
     def _append(self, name: str, batch: pa.RecordBatch) -> None:
         with self._lock:
             self._batches[name].append(batch)

@@ -93,6 +93,10 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name in STATISTICS:
             return self.statistics[name]
+        if name in self.__dataclass_fields__:  # an instance that is being made, as by copy.copy, has none yet
+            raise AttributeError(name)
+        if "store" not in self.__dict__:
+            raise AttributeError(f"a recorded value has no attribute {name!r}")
         raise AttributeError(f"a recorded value has no attribute {name!r}; {self._where_numbers_are()}")
 
     def _where_numbers_are(self) -> str:
