@@ -179,7 +179,7 @@ def test_a_thousand_steps_grow_by_their_rows_only() -> None:
 
 
 def test_inline_losses_of_a_script_leave_nothing(tmp_path: Path) -> None:
-    recorder: Any = ScriptRecorder(to=tmp_path / "rec.thk")
+    recorder: Any = ScriptRecorder(tmp_path / "rec.thk")
     recorder.start()
     try:
         net = mlp()

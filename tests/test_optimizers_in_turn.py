@@ -13,7 +13,7 @@ from torch import nn
 import tenterhook as th
 from tenterhook.cli.run_show import page_of
 from tenterhook.reporters.text import print_page
-from tests.cli.test_record import record
+from tests.cli.recorded import record
 
 TOLD = (
     "2 optimizers step in turn (5, 5 times), and each of these ends a step: "

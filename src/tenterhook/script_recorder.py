@@ -27,13 +27,15 @@ from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.recording.environment import now, start_manifest
+from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.writer import DiskSink, Pace
 from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
+from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
 from tenterhook.session_end import Ending, end_capture, finish_manifest, words_of
 
-__all__ = ["FullStep", "RecordSummary", "ScriptRecorder"]
+__all__ = ["FullStep", "RecordSummary", "ScriptRecorder", "ScriptRequest"]
 
 
 class FullStep(NamedTuple):
@@ -89,6 +91,58 @@ class RecordSummary:
     told: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptRequest:
+    """What is to be recorded of a script.
+
+    Attributes:
+        select: patterns; each needs to match in some model of the script only.
+        kinds: as :func:`tenterhook.record` takes them, and so are the options that are not said here.
+        ops: whether functional calls are recorded, too.
+        every: every n-th step; or patterns and the n of what each matches, in whichever model.
+        log: text file that gets a line per event.
+        argv: the script's command line, for the manifest.
+    """
+
+    select: Sequence[str] | None = None
+    kinds: Collection[str] | None = None
+    stats: str | None = "basic"
+    sketch: bool = True
+    tensors: bool = False
+    ops: bool = False
+    every: int | Mapping[str, int] = 1
+    steps: str | None = None
+    log: str | os.PathLike[str] | None = None
+    overwrite: bool = False
+    on_error: str = "warn"
+    note: str | None = None
+    argv: Sequence[str] = ()
+
+    def options(self, kinds: frozenset[str]) -> CaptureOptions:
+        """What the capture is to do; a script's traceback is its own, so that errors get no note."""
+        options = capture_options(
+            kinds,
+            stats=self.stats,
+            sketch=self.sketch,
+            recompute=False,
+            on_error=self.on_error,
+            to_disk=True,
+            ops=self.ops,
+        )
+        return replace(options, note_errors=False)
+
+    def manifest(self, kinds: frozenset[str], sampling: Sampling) -> Manifest:
+        """Begin the manifest."""
+        return start_manifest(
+            argv=list(self.argv),
+            kinds=sorted(kinds),
+            select=", ".join(self.select or ["**"]),
+            tensors=str(self.tensors).lower(),
+            note=self.note,
+            options={"stats": self.stats, "sketch": self.sketch, **sampling.asked, "ops": self.ops},
+        )
+
+
 class ScriptRecorder:
     """Records every model that a script calls, from the first call on.
 
@@ -97,59 +151,30 @@ class ScriptRecorder:
 
     Args:
         to: directory to write.
-        select: patterns; each needs to match in some model of the script only.
-        kinds: as :func:`tenterhook.record` takes them, and so are the options that are not said here.
-        ops: whether functional calls are recorded, too.
-        every: every n-th step; or patterns and the n of what each matches, in whichever model.
-        log: text file that gets a line per event.
-        argv: the script's command line, for the manifest.
+        request: what is to be recorded.
 
     Raises:
-        TargetError: ``to`` or ``log`` exists or cannot be written.
+        TargetError: ``to`` or the log exists or cannot be written.
         SelectionError: a pattern is malformed.
         TenterhookError: an option has a value that it cannot have.
     """
 
-    def __init__(
-        self,
-        *,
-        to: str | os.PathLike[str],
-        select: Sequence[str] | None = None,
-        kinds: Collection[str] | None = None,
-        stats: str | None = "basic",
-        sketch: bool = True,
-        tensors: bool = False,
-        ops: bool = False,
-        every: int | Mapping[str, int] = 1,
-        steps: str | None = None,
-        log: str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        on_error: str = "warn",
-        note: str | None = None,
-        argv: Sequence[str] = (),
-    ) -> None:
-        wanted = check_kinds(kinds, tensors=tensors)
-        self._options = replace(
-            capture_options(
-                wanted, stats=stats, sketch=sketch, recompute=False, on_error=on_error, to_disk=True, ops=ops
-            ),
-            note_errors=False,  # a script's traceback is its own
-        )
-        self._sampling = Sampling(every, steps)
+    def __init__(self, to: str | os.PathLike[str], request: ScriptRequest | None = None) -> None:
+        asked = ScriptRequest() if request is None else request
+        wanted = check_kinds(asked.kinds, tensors=asked.tensors)
+        self._options = asked.options(wanted)
+        self._sampling = Sampling(asked.every, asked.steps)
         self._models = ScriptModels(
-            select, tensors=tensors, sampling=self._sampling, parameters=bool(wanted & PARAMETER_KINDS)
+            asked.select, tensors=asked.tensors, sampling=self._sampling, parameters=bool(wanted & PARAMETER_KINDS)
         )
-        self._manifest = start_manifest(
-            argv=list(argv),
-            kinds=sorted(wanted),
-            select=", ".join(select or ["**"]),
-            tensors=str(tensors).lower(),
-            note=note,
-            options={"stats": stats, "sketch": sketch, **self._sampling.asked, "ops": ops},
-        )
-        self._log = EventLog(log) if log is not None else None
+        self._manifest = asked.manifest(wanted, self._sampling)
+        self._log = EventLog(asked.log) if asked.log is not None else None
         self._sink = DiskSink(
-            Path(to), self._manifest, rank=self._manifest.rank, overwrite=overwrite, pace=Pace(flush_interval=INTERVAL)
+            Path(to),
+            self._manifest,
+            rank=self._manifest.rank,
+            overwrite=asked.overwrite,
+            pace=Pace(flush_interval=INTERVAL),
         )
         self._capture: Capture | None = None
         self._schedule: HookSchedule | None = None

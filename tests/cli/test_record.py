@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import zipfile
@@ -13,53 +12,9 @@ import pytest
 
 from tenterhook.recording import find_recordings, open_recording
 from tests.cli.programs import environment
-
-SCRIPT = """
-import sys, torch
-from torch import nn
-torch.manual_seed(0)
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True))
-        self.head = nn.Linear(8, 2)
-        self.aux = nn.Linear(1, 1)
-    def forward(self, x):
-        return self.head(self.features(x))
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(4):
-    loss = model(torch.ones(5, 4)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-print("done", *sys.argv[1:])
-"""
+from tests.cli.recorded import SCRIPT, record
 
 WAIT = "import time; time.sleep(2.5)  # longer than rows wait to be written"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
-
-
-def record(folder: Path, *args: str, fsize: int | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    def limit() -> None:
-        if fsize is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (fsize, fsize))
-
-    return subprocess.run(
-        [sys.executable, "-m", "tenterhook", "record", *args],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(**changes),
-        timeout=120,
-        preexec_fn=limit,
-    )
 
 
 def test_the_way_from_a_script_to_its_order(folder: Path) -> None:
@@ -252,77 +207,6 @@ def test_an_error_in_a_model_is_told_by_show(folder: Path) -> None:
         env=environment(),
     )
     assert " raised  features.0#0@4: RuntimeError" in shown.stdout
-
-
-def test_a_target_that_exists_is_refused_before_the_script_starts(folder: Path) -> None:
-    assert record(folder, "-q", "-o", "a.thk", "train.py").returncode == 0
-    before = (folder / "a.thk" / "recording.json").read_bytes()
-    done = record(folder, "-o", "a.thk", "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "a.thk exists\n  choose another name, or allow it to be replaced (--overwrite" in done.stderr
-    assert (folder / "a.thk" / "recording.json").read_bytes() == before
-    assert record(folder, "-q", "-o", "a.thk", "--overwrite", "train.py").returncode == 0
-
-
-def test_a_target_that_cannot_be_written_is_refused_before_the_script_starts(folder: Path) -> None:
-    (folder / "file").write_text("in the way")
-    done = record(folder, "-o", "file/a.thk", "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be written" in done.stderr
-    assert len(done.stderr.splitlines()) <= 3
-
-
-def test_a_log_that_cannot_be_written_is_refused_before_the_script_starts(folder: Path) -> None:
-    (folder / "file").write_text("in the way")
-    done = record(folder, "--log", "file/log.txt", "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "file/log.txt" in done.stderr
-    assert len(done.stderr.splitlines()) <= 3
-
-
-@pytest.mark.parametrize(
-    "args", [["--kinds", "ouptut"], ["--steps", "a:b"], ["--stats", "all"], ["--on-error", "x"]], ids=" ".join
-)
-def test_options_are_checked_before_the_script_starts(folder: Path, args: list[str]) -> None:
-    done = record(folder, *args, "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tenterhook: ")
-    assert len(done.stderr.splitlines()) <= 3
-    assert not find_recordings(folder)
-    assert not (folder / "runs").exists()
-
-
-def test_a_select_that_matches_nothing_names_the_nearest(folder: Path) -> None:
-    done = record(folder, "--select", "featuers.*", "train.py")
-    assert (done.returncode, done.stdout) == (4, "done\n")
-    assert "the selection matches no module" in done.stderr
-    told = "note: tenterhook: featuers.* matches nothing; nearest: 'features.*' (2 modules)"
-    assert told in done.stderr
-
-
-def test_a_select_that_matches_nothing_is_told_after_the_first_step(folder: Path) -> None:
-    (folder / "train.py").write_text(
-        SCRIPT.replace("    optimizer.step()\n", "    optimizer.step()\n    print('stepped', step, file=sys.stderr)\n")
-    )
-    done = record(folder, "--select", "featuers.*", "--select", "head", "train.py")
-    lines = done.stderr.splitlines()
-    told = [
-        place for place, line in enumerate(lines) if line.startswith("note: tenterhook: featuers.* matches nothing")
-    ]
-    assert told == [lines.index("stepped 0") - 1]
-    assert done.returncode == 0
-
-
-def test_a_failing_script_wins_over_a_select_that_matches_nothing(folder: Path) -> None:
-    (folder / "train.py").write_text(SCRIPT + "sys.exit(7)")
-    assert record(folder, "--select", "featuers.*", "train.py").returncode == 7
-
-
-def test_no_module_called(folder: Path) -> None:
-    (folder / "train.py").write_text("print('only this')")
-    done = record(folder, "train.py")
-    assert (done.returncode, done.stdout) == (4, "only this\n")
-    assert "VERDICT  nothing recorded: no module was called" in done.stderr
 
 
 def test_a_disk_that_fills_does_not_end_the_training(folder: Path) -> None:

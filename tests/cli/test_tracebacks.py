@@ -50,44 +50,39 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_traceback_is_that_of_the_bare_script(program: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(NET + program + "\n")
+def both_ways(folder: Path, program: str) -> list[tuple[int, str, str]]:
+    """Run a program bare and recorded; gives the exit code and both streams of each."""
+    (folder / "train.py").write_text(NET + program + "\n")
     ends = []
-    for command in ([], ["-m", "tenterhook", "record", "-q", "--to", str(tmp_path / "run.thk")]):
+    for command in ([], ["-m", "tenterhook", "record", "-q", "--to", str(folder / "run.thk")]):
         done = subprocess.run(
             [sys.executable, *command, "train.py"],
-            cwd=tmp_path,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
             env=environment(),
         )
         ends.append((done.returncode, done.stdout, done.stderr))
-    assert ends[0][0] != 0
-    assert ends[1] == ends[0]
+    return ends
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_traceback_is_that_of_the_bare_script(program: str, tmp_path: Path) -> None:
+    bare, recorded = both_ways(tmp_path, program)
+    assert bare[0] != 0
+    assert recorded == bare
 
 
 def test_traceback_of_a_thread_is_that_of_the_bare_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        NET
-        + "import threading\n"
-        + "for run in (lambda: net(x), lambda: {}['missing']):\n"
-        + "    thread = threading.Thread(target=run, name='T')\n"
-        + "    thread.start()\n"
-        + "    thread.join()\n"
+    bare, recorded = both_ways(
+        tmp_path,
+        "import threading\n"
+        "for run in (lambda: net(x), lambda: {}['missing']):\n"
+        "    thread = threading.Thread(target=run, name='T')\n"
+        "    thread.start()\n"
+        "    thread.join()",
     )
-    ends = []
-    for command in ([], ["-m", "tenterhook", "record", "-q", "--to", str(tmp_path / "run.thk")]):
-        done = subprocess.run(
-            [sys.executable, *command, "train.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment(),
-        )
-        ends.append(done.stderr)
-    assert ends[0].count("Exception in thread T") == 2
-    assert ends[1] == ends[0]
+    assert bare[0] == 0
+    assert bare[2].count("Exception in thread T") == 2
+    assert recorded == bare

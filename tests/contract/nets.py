@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tests.contract.adapters.base import Adapter
 
-__all__ = ["B0", "B2", "W0", "W2", "Expected", "X", "close", "loss_of", "mlp", "mlp_expected"]
+__all__ = ["B0", "B2", "W0", "W2", "Expected", "X", "close", "loss_of", "mlp", "mlp_expected", "net_with"]
 
 _random = np.random.default_rng(7)
 
@@ -66,3 +67,12 @@ def loss_of(net: Any, of: Any = lambda y: y * y) -> Any:
 def close(actual: Any, expected: Any) -> None:
     """Require equality up to rounding."""
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def net_with(fw: Adapter, between: Callable[[Any], Any] = lambda v: v) -> Any:
+    """Linear, an edit in the model's own code, relu, linear."""
+    return fw.module(
+        "Net",
+        lambda self, x: self.b(self.act(between(self.a(x)))),
+        a=fw.linear(W0, B0), act=fw.relu(), b=fw.linear(W2, B2),
+    )  # fmt: skip

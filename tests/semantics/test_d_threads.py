@@ -266,10 +266,10 @@ def test_the_sessions_own_thread_comes_first() -> None:
 
 
 def test_models_met_in_several_threads_at_once_are_all_recorded(tmp_path: Any) -> None:
-    from tenterhook.script_recorder import ScriptRecorder
+    from tenterhook.script_recorder import ScriptRecorder, ScriptRequest
 
     nets = [[mlp() for _ in range(6)] for _ in range(4)]
-    recorder = ScriptRecorder(to=tmp_path / "a.thk", kinds=["output"])
+    recorder = ScriptRecorder(tmp_path / "a.thk", ScriptRequest(kinds=["output"]))
     recorder.start()
     try:
         _in_threads(lambda index: [_call(net, 3) for net in nets[index]], count=4)

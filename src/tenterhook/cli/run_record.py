@@ -26,7 +26,7 @@ from tenterhook.reporters.summary import (
     print_trouble,
     why_empty,
 )
-from tenterhook.script_recorder import ScriptRecorder
+from tenterhook.script_recorder import ScriptRecorder, ScriptRequest
 
 __all__ = ["Terminated", "run"]
 
@@ -47,13 +47,13 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
         to: the directory to write.
         quiet: print neither header nor summary.
         misplaced: the options among the script's arguments that look like ours.
-        options: the recorder's own.
+        options: the fields of `ScriptRequest`.
 
     Raises:
         TargetError: the directory is there already, or cannot be written; the script has not started.
         SelectionError: the selection is malformed; the script has not started.
     """
-    session = ScriptRecorder(to=to, argv=target.argv, **options)
+    session = ScriptRecorder(to, ScriptRequest(argv=target.argv, **options))
     close = _Close(session, stderr_console(), to, quiet=quiet, owner=os.getpid(), name=target.name)
     quiet = quiet or session.rank > 0  # one of the processes speaks for all, the others of trouble only
     session.tell = close.tell
