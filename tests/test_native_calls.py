@@ -260,6 +260,41 @@ def test_compiling_in_the_session_is_seen_at_the_next_step() -> None:
     assert net[1]._compiled_call_impl is not None and net._compiled_call_impl is not None
 
 
+class _OwnCall(nn.Linear):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_call_impl":
+            return lambda x: self.forward(x) * 3
+        return super().__getattribute__(name)
+
+
+def test_a_call_impl_that_only_the_instance_knows_is_called() -> None:
+    net, x = nn.Sequential(_OwnCall(4, 4), nn.Tanh()), torch.ones(2, 4)
+    clean = net(x)
+    with th.record(net) as rec:
+        assert all(torch.equal(net(x), clean) for _ in range(3))
+    assert "never called" in str(rec.coverage)  # by what its hooks would run in
+
+
+def test_what_others_put_in_the_place_of_torchs_call_hides_no_running_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = _net(), torch.ones(2, 4)
+    call, run, wrapped = nn.Module.__call__, nn.Module._call_impl, nn.Module._wrapped_call_impl
+    with th.record(net, every=2, kinds=["output"], on_error="raise") as rec:
+        net(x)
+        net(x)
+        monkeypatch.setattr(nn.Module, "_wrapped_call_impl", lambda module, *args: wrapped(module, *args))
+        net(x)
+        monkeypatch.setattr(nn.Module, "__call__", lambda module, *args: call(module, *args))
+        monkeypatch.setattr(nn.Module, "_call_impl", lambda module, *args: run(module, *args))
+        net(x)
+        net(x)
+        monkeypatch.undo()
+        net(x)
+        net(x)
+    assert _order(rec) == [(path, "forward") for path in PATHS] * 4
+    assert rec.table("values").num_rows == 4 * len(PATHS)
+    assert not any(rec.table("calls").column("error").to_pylist())
+
+
 def test_a_hook_put_on_in_the_session_runs_after_ours() -> None:
     net, x = _net(), torch.ones(2, 4)
     with th.record(net, tensors=True) as rec:
