@@ -14,7 +14,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tenterhook import __version__
+from tenterhook.analysis.numbers import Numbers
 from tenterhook.reporters.numbers import count, plural, share, size, span
+from tenterhook.reporters.verdict import about_numbers, finite, some
 
 if TYPE_CHECKING:
     from tenterhook.script_recorder import RecordSummary
@@ -31,12 +33,10 @@ __all__ = [
     "print_note",
     "print_summary",
     "print_trouble",
-    "some",
     "why_empty",
     "wrap",
 ]
 
-_SHOWN = 6
 MANY = 10
 """From so many forwards of a model in one step on, what ends a step is said."""
 
@@ -86,7 +86,9 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1) -> None:
+def print_summary(
+    console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1, numbers: Numbers | None = None
+) -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
@@ -95,6 +97,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         to: the recording's directory as it was named.
         who: which of several processes this is of.
         world: how many there are.
+        numbers: what is known of the numbers in the recording, of all its processes.
     """
     console.print()  # the script may have left the line as a progress bar does, without a line feed
     console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
@@ -112,6 +115,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         verdict = f"recorded {seen}"
         if summary.lost_rows:
             verdict = f"saw {seen}; {summary.lost_rows:,} of these {rows_seen:,} rows are not stored"
+        verdict += _numbers(numbers, summary, world)
         state, style = "complete", "bold green"
         if summary.partial or summary.error:
             state, style = "PARTIAL" if summary.partial else "STOPPED", "bold yellow"
@@ -120,6 +124,9 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         rows.append(("why", summary.partial))
     if summary.error:
         rows.append(("ended", _ended(summary.error, world)))
+    if numbers is not None and not empty:
+        rows += about_numbers(numbers, str(to), ranks=world > 1)
+        style = "bold red" if numbers.first_nonfinite else style
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
@@ -143,6 +150,15 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         )
     rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
+
+
+def _numbers(numbers: Numbers | None, summary: RecordSummary, world: int) -> str:
+    """Say behind what one process recorded whether the numbers are finite."""
+    if numbers is None:
+        return ""
+    if world == 1 and numbers.values == summary.values:
+        return finite(numbers)
+    return f"; in {'all ranks' if world > 1 else 'the recording'} {plural(numbers.values, 'value')}{finite(numbers)}"
 
 
 _FROM_OUTSIDE = ("Terminated", "KeyboardInterrupt")
@@ -199,8 +215,10 @@ def why_empty(summary: RecordSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
-    """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
+def print_trouble(
+    console: Console, summary: RecordSummary, to: Path, *, who: str = "", numbers: Numbers | None = None
+) -> None:
+    """Print what is wrong with a recording or with its numbers, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
     us = f"tenterhook, {who}" if who else "tenterhook"
     if empty:
@@ -209,6 +227,12 @@ def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: st
             console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
         console.print(Text(f"{us}: {to} is partial: {summary.partial}"), soft_wrap=True)
+    if numbers is not None and not empty:
+        for label, words in about_numbers(numbers, str(to), ranks=bool(who)):
+            if label.endswith("!"):
+                console.print(Text(f"{us}: {label} {words}"), soft_wrap=True)
+            elif label == "next":
+                console.print(Text(f"  {label} {words}"), soft_wrap=True)
 
 
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:
@@ -246,9 +270,3 @@ def wrap(text: str, width: int) -> list[str]:
     """Break a text into lines between words; words, such as paths, are never broken."""
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def some(names: Sequence[str]) -> str:
-    """Write the first few of many names."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
