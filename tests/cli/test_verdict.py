@@ -105,10 +105,8 @@ def test_what_a_fault_is_handed_on_as_is_no_mask(tmp_path: Path) -> None:
         net(torch.zeros(2, 4, 4))
     _, found = verdict(tmp_path / "a.thk")
     assert found["first_nonfinite"]["address"] == "1/log:output#0@1"
-    masks = {
-        row["path"] for row in rec.query("select path from values where neginf_count > 0 and step = 0").to_pylist()
-    }
-    assert found["masks"] == 2 * before["masks"] == 2 * len(masks)
+    masks = rec.query("select path from values where neginf_count > 0 and step = 0")
+    assert found["masks"] == 2 * len(masks) > 0  # the second step adds its log(0), which x + log(x) hands on
 
 
 @pytest.mark.parametrize(
