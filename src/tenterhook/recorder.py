@@ -17,7 +17,7 @@ from tenterhook.recording.reader import open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.writer import DiskSink
 from tenterhook.recording_session import RecordingSession
-from tenterhook.request import Destination, Request, capture_options, check_kinds, lasting
+from tenterhook.request import Destination, Request, capture_options, check_kinds, check_resume, lasting
 from tenterhook.request import start as start_manifest
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection
@@ -117,7 +117,7 @@ class Recorder:
 
     @property
     def resumed_from(self) -> int:
-        """The step from which an earlier recording is gone on with (``resume=True``); 0 where all of it is recorded now."""
+        """The step from which an earlier recording is gone on with (``resume=``); 0 where all of it is recorded now."""
         resumed = self._sink.resumed if isinstance(self._sink, DiskSink) else None
         return 0 if resumed is None else resumed.step
 
@@ -243,7 +243,7 @@ def record(
     tensors_dtype: str | None = None,
     budget: int | None = None,
     overwrite: bool = False,
-    resume: bool = False,
+    resume: bool | int = False,
     recompute: bool = False,
     scaler: Any = None,
     fused: Literal["open", "keep"] = "open",
@@ -280,10 +280,12 @@ def record(
             as. Statistics, sketches and digests are those of the tensor as it came.
         budget: bytes of tensors that may be stored in ``to``; then tensors stop and rows go on.
         overwrite: whether a recording at ``to`` may be replaced.
-        resume: go on with an unfinished recording at ``to`` of an earlier process (not to be taken for ``rec.resume()``,
-            which ends a pause) from the step after the last complete one, which ``rec.resumed_from`` tells; your loop
-            skips the steps before it. Where there is none, a new one begins. Under ``torchrun`` each rank finds its own
-            step.
+        resume: go on with a recording at ``to`` of an earlier process (not to be taken for ``rec.resume()``, which ends a
+            pause). With True from the step after the last complete one, which ``rec.resumed_from`` tells; your loop skips
+            the steps before it. A training that goes on from its checkpoint gives the number of the step that it does
+            next, ``resume=31``: what was recorded of that and later steps is taken out, at 0 everything; steps before
+            it that were lost stay a gap, which the coverage tells. Where there is no recording, a new one begins, at
+            that step. Under ``torchrun`` with True each rank finds its own step.
         recompute: whether the recomputation of checkpointed modules gets rows of its own.
         scaler: the ``GradScaler`` of a loss that is scaled; gradients are recorded unscaled then, those of half precision
             as float32 (callbacks of :func:`tenterhook.hooks` are given gradients as they flow, scaled).
@@ -322,7 +324,7 @@ def record(
         tensors=tensors,
         options=options,
         sampling=sampling,
-        destination=Destination(to, overwrite=overwrite, resume=resume, budget=budget),
+        destination=Destination(to, overwrite=overwrite, resume=check_resume(resume), budget=budget),
         manifest=start_manifest(backend, wanted, select, tensors, note, asked),
         fused=fused,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
 
-__all__ = ["KINDS", "PARAMETER_KINDS", "Destination", "Request", "capture_options", "check_kinds", "lasting"]
+__all__ = [
+    "KINDS",
+    "PARAMETER_KINDS",
+    "Destination",
+    "Request",
+    "capture_options",
+    "check_kinds",
+    "check_resume",
+    "lasting",
+]
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind)
 """Everything that can be recorded."""
@@ -103,7 +113,7 @@ class Destination:
 
     to: str | os.PathLike[str] | None = None
     overwrite: bool = False
-    resume: bool = False
+    resume: bool | int = False
     budget: int | None = None
 
     def check(self, manifest: Manifest) -> None:
@@ -113,11 +123,13 @@ class Destination:
             TenterhookError: options that do not go together.
             TargetError: the directory exists.
         """
-        if self.resume and (self.to is None or self.overwrite):
-            raise TenterhookError("resume=True goes on with a recording on disk\n  give to=, and leave out overwrite=")
+        if self.resume is not False and (self.to is None or self.overwrite):
+            raise TenterhookError(
+                f"resume={self.resume} goes on with a recording on disk\n  give to=, and leave out overwrite="
+            )
         if self.budget is not None and self.to is None:
             raise TenterhookError("budget= is for tensors that are written to disk\n  give to=, or leave budget= out")
-        if self.to is not None and not self.resume and not self.overwrite:
+        if self.to is not None and self.resume is False and not self.overwrite:
             refuse_taken(Path(self.to), manifest.world, manifest.rank)
 
     def open(self, manifest: Manifest) -> MemorySink | DiskSink:
@@ -182,6 +194,25 @@ class Request:
         for pattern in self.sampling.rates if self.sampling.by_pattern else ():
             resolve(pattern, entries, require_callable=True)
         self.destination.check(self.manifest)
+
+
+def check_resume(resume: Any) -> bool | int:
+    """Return whether, or from which step on, a recording is gone on with: True, False or a number; 0 is a number.
+
+    Raises:
+        TenterhookError: it is none of these.
+    """
+    if isinstance(resume, bool):
+        return resume
+    try:
+        step = operator.index(resume)
+    except TypeError:
+        raise TenterhookError(
+            f"resume={resume!r} is neither True nor the number of a step\n  give the step that your loop does next, as 31"
+        ) from None
+    if step < 0:
+        raise TenterhookError(f"resume={resume!r} is no step\n  steps are numbered from 0")
+    return step
 
 
 def lasting(selection: Selection) -> Selection:

@@ -21,7 +21,7 @@ class Coverage:
         selected: paths that were selected.
         fired: selected paths of which at least one forward call was recorded.
         missing: (path, reason) of each selected module that was not seen, or of which some kind was not.
-        told: what was changed so that it could be seen, as sentences.
+        told: which steps are missing, and what was changed so that the rest could be seen, as sentences.
     """
 
     modules: int

@@ -77,7 +77,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         partial: why something that was asked for is not in it; None when all is.
         error: the exception that ended what was recorded, as type and message, `"ValueError: bad batch"`,
             `"KeyboardInterrupt"`, `"SystemExit: 3"`; None where it ended well, and where nobody could say since it was killed.
-        resumed: the steps from which it was gone on with, after it had ended early.
+        resumed: the steps from which it was gone on with, after it had ended early or since that step was asked for.
+        gaps: (first, first after it) of the steps that are missing, since it was gone on with at a later one.
         lost_rows: rows that were handed over and not stored, because of `partial`.
         tensors_stopped: why tensors were no longer stored from some point on (`budget=`), rows going on.
         framework: `torch`, `mindspore` or `toy`.
@@ -112,6 +113,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     partial: str | None = None
     error: str | None = None
     resumed: list[int] = []
+    gaps: list[tuple[int, int]] = []
     lost_rows: int = 0
     tensors_stopped: str | None = None
     framework: str | None = None
@@ -138,6 +140,15 @@ class Manifest(msgspec.Struct, kw_only=True):
     edits: list[dict[str, Any]] = []
     told: list[str] = []
     note: str | None = None
+
+    @property
+    def missing_steps(self) -> list[str]:
+        """The steps that are missing since the recording was gone on with at a later one, as sentences."""
+        return [
+            f"{f'step {begin} is' if end - begin == 1 else f'steps {begin} to {end - 1} are'} missing: "
+            f"the recording {'was gone on with' if begin else 'began'} at step {end}"
+            for begin, end in self.gaps
+        ]
 
     def to_json(self) -> bytes:
         """Write the manifest as indented JSON, with a final line feed."""

@@ -207,9 +207,8 @@ class Recording:
     @property
     def coverage(self) -> Coverage:
         """What was asked for, and what of it was seen."""
-        return coverage_of(
-            self._source.table("modules").to_pylist(), several_models=len(self.models) > 1, told=self.manifest.told
-        )
+        told = [*self.manifest.missing_steps, *self.manifest.told]
+        return coverage_of(self._source.table("modules").to_pylist(), several_models=len(self.models) > 1, told=told)
 
     def tensor(self, key: str, rank: int | None = None) -> Any:
         """Give a stored tensor by its key in the column `tensor` of `values`.

@@ -16,9 +16,10 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tenterhook.errors import TargetError
+from tenterhook.recording.ends import all_parts, ends_of, part_columns, step_reached
 from tenterhook.recording.files import RankFiles, load_manifest, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
-from tenterhook.recording.parts import parquet_rows, read_part
+from tenterhook.recording.parts import read_part
 from tenterhook.recording.rows import parquet_options
 from tenterhook.recording.shards import finish_shard, trim_shard
 from tenterhook.recording.target import take_over, write_manifest
@@ -31,7 +32,7 @@ except ImportError:  # Windows: two that resume at the very same moment are not 
 
 pc: Any = pyarrow.compute  # its functions are made at import, out of a type checker's sight
 
-__all__ = ["Resumed", "resume"]
+__all__ = ["Resumed", "begin_at", "resume"]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}  # of a network file system
 
@@ -61,16 +62,18 @@ class Resumed:
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
 
-def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
-    """Take over a rank's folder and cut it back to its last complete step.
+def resume(target: Path, folder: Path, manifest: Manifest, at: int | None = None) -> Resumed:
+    """Take over a rank's folder and cut it back to its last complete step, or to the step that comes next.
 
-    The step at which a process was killed, or an exception ended the session, is recorded again; its rows and tensors, and
-    those after it, are removed. Where this is interrupted, it can be begun again.
+    The step at which a process was killed, or an exception ended the session, is not known to be whole: its rows and
+    tensors, and those after it, are removed, as are those from `at` on. Steps that are missing before `at` are noted as a
+    gap. Where this is interrupted, it can be begun again.
 
     Args:
         target: the recording's directory.
         folder: the rank's folder in it.
-        manifest: of the session that goes on; `started` and `resumed` are set.
+        manifest: of the session that goes on; `started`, `resumed`, `gaps` and `steps` are set.
+        at: the number of the step that comes next; None for the one after the last that is complete.
 
     Raises:
         TargetError: another process writes there, or what was recorded there is something else.
@@ -81,27 +84,27 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         with reading(target):
             old = load_manifest(own if own.exists() else target / MANIFEST_NAME)
         _refuse_another_question(target, old, manifest)
-        # Of one that was stopped by a full disk, or by a fault of ours, the rows from there on are missing.
-        whole = old.complete and old.error is None and old.partial is None
+        files = rank_files(folder, manifest.rank)
+        ends = {table: ends_of(files, table) for table in ("calls", "values")}
+        whole = _whole_until(old, step_reached(ends))
+        cut = whole if at is None else min(whole, at)
+        step = whole if at is None else at
         manifest.started = old.started
         manifest.resumed = old.resumed
-        take_over(target, folder, manifest)
-        files = rank_files(folder, manifest.rank)
-        ends = {table: _ends(files, table) for table in ("calls", "values")}
-        # without a value at all (gradients that never came) the calls alone tell how far it went
-        reached = [end["step"] for table, end in ends.items() if table == "calls" or end["step"] >= 0]
-        step = old.steps if whole else max(0, min(reached))
-        if not whole:
-            manifest.resumed = [*old.resumed, step]
         manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
+        manifest.gaps, manifest.steps = _gaps_before(cut, old.gaps), cut  # true from the first cut to the last
+        take_over(target, folder, manifest)
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
         for name in ("modules.parquet", INDEX_NAME):
             (folder / name).unlink(missing_ok=True)
         for table in ("calls", "values"):
-            _cut_rows(files, table, step)
+            _cut_rows(files, table, cut)
         files = rank_files(folder, manifest.rank)
         _trim_shards(files)
+        if not _ended_well(old) or step != whole:
+            manifest.resumed = [*old.resumed, step]
+        manifest.gaps, manifest.steps = _with_gap(manifest.gaps, cut, step), step
         write_manifest(target, manifest, manifest.rank)  # whoever comes after a further kill knows of this time, too
         return Resumed(
             step=step,
@@ -115,10 +118,56 @@ def resume(target: Path, folder: Path, manifest: Manifest) -> Resumed:
         )
 
 
+def begin_at(step: int, manifest: Manifest) -> Resumed:
+    """Begin a recording that is not there yet at a step that is not the first; those before it are a gap."""
+    manifest.gaps, manifest.steps = _with_gap([], 0, step), step
+    return Resumed(step=step, seq=0, start_ns=0, parts={"calls": 0, "values": 0}, shard=0, tensor_bytes=0, steps=0)
+
+
+def _ended_well(old: Manifest) -> bool:
+    # Of one that was stopped by a full disk, or by a fault of ours, the rows from there on are missing.
+    return old.complete and old.error is None and old.partial is None
+
+
+def _whole_until(old: Manifest, reached: int) -> int:
+    """Find the first step that is not known to be whole.
+
+    Args:
+        old: the manifest that is there. Of an unfinished recording its `steps` is where it was begun or gone on with, and
+            what stands before is whole.
+        reached: the last step that has rows.
+    """
+    if _ended_well(old):
+        whole = old.steps
+    elif old.complete and old.partial is None:
+        whole = max(reached, old.steps - 1)  # an exception came in the last one
+    elif old.complete:
+        whole = reached  # from somewhere on rows are missing
+    else:
+        whole = max(reached, old.steps)
+    begins = [begin for begin, end in old.gaps if begin <= whole <= end]
+    return begins[0] if begins else whole  # nothing has come since the gap that is known to be whole
+
+
+def _gaps_before(step: int, gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(begin, min(end, step)) for begin, end in gaps if begin < step]
+
+
+def _with_gap(gaps: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """Add the steps from `begin` to before `end` to the gaps, which end before or there."""
+    if begin >= end:
+        return gaps
+    if gaps and gaps[-1][1] == begin:
+        return [*gaps[:-1], (gaps[-1][0], end)]
+    return [*gaps, (begin, end)]
+
+
 def _refuse_another_question(target: Path, old: Manifest, new: Manifest) -> None:
     """Refuse to go on with what was recorded of another model, or in another way: half of it would be something else."""
-    fields = ("framework", "select", "kinds", "tensors", "world")
+    fields = ("select", "kinds", "tensors", "world")
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in fields}
+    if old.framework and new.framework:  # a script's is known when its first model is called
+        pairs["framework"] = old.framework, new.framework
     pairs |= {name: (old.options[name], now) for name, now in new.options.items() if name in old.options}
     if old.models and new.models:
         for name in ("name", "type", "modules"):
@@ -150,30 +199,14 @@ def _alone(folder: Path, target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _parts(files: RankFiles, table: str) -> list[Path]:
-    return sorted([*files.parquet[table], *files.streams[table]], key=part_number)
-
-
-def _ends(files: RankFiles, table: str) -> dict[str, int]:
-    """Find the greatest step, seq and start_ns of a table; -1 where there is none."""
-    names = ["step", "seq", *(["start_ns"] if table == "calls" else [])]
-    ends = dict.fromkeys(names, -1)
-    for part in _parts(files, table):
-        rows = _columns(part, table, names)
-        for name in names:
-            ends[name] = max(ends[name], pc.max(rows[name]).as_py() if len(rows) else -1)
-    return ends
-
-
-def _columns(part: Path, table: str, names: list[str]) -> pa.Table:
-    return parquet_rows(part, table, names, None) if part.suffix == ".parquet" else read_part(part, table).select(names)
-
-
 def _cut_rows(files: RankFiles, table: str, step: int) -> None:
-    """Turn streams into Parquet, and leave out the rows from `step` on."""
-    for part in _parts(files, table):
+    """Turn streams into Parquet, and leave out the rows from `step` on.
+
+    The last part first: where that is interrupted, what is left has no hole in the middle.
+    """
+    for part in reversed(all_parts(files, table)):
         if part.suffix == ".parquet":
-            if not pc.any(pc.greater_equal(_columns(part, table, ["step"])["step"], step)).as_py():
+            if not pc.any(pc.greater_equal(part_columns(part, table, ["step"])["step"], step)).as_py():
                 continue
         rows = read_part(part, table)
         rows = rows.filter(pc.less(rows["step"], step)).unify_dictionaries()
@@ -191,7 +224,7 @@ def _trim_shards(files: RankFiles) -> None:
     """
     named: set[str] = set()
     for part in files.parquet["values"]:
-        named.update(_columns(part, "values", ["tensor"])["tensor"].drop_null().to_pylist())
+        named.update(part_columns(part, "values", ["tensor"])["tensor"].drop_null().to_pylist())
     for _, path in sorted(files.shards.items(), reverse=True):
         entries = shard_entries(path)
         kept = list(entries)
@@ -209,14 +242,14 @@ def _count_steps(files: RankFiles) -> int:
     steps: set[int] = set()
     for table, parts in files.parquet.items():
         for part in parts:
-            steps.update(pc.unique(_columns(part, table, ["step"])["step"]).to_pylist())
+            steps.update(pc.unique(part_columns(part, table, ["step"])["step"]).to_pylist())
     return len(steps)
 
 
 def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for part in files.parquet["calls"]:
-        rows = _columns(part, "calls", ["model", "path", "phase"])
+        rows = part_columns(part, "calls", ["model", "path", "phase"])
         rows = pa.table({name: rows[name].cast(pa.string()) for name in rows.column_names})
         for row in rows.group_by(["model", "path", "phase"]).aggregate([([], "count_all")]).to_pylist():
             counts[row["model"], row["path"], row["phase"]] += row["count_all"]

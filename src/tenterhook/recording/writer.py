@@ -22,7 +22,7 @@ from tenterhook.recording import converters
 from tenterhook.recording.bounded import BoundedQueue
 from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
-from tenterhook.recording.resume import Resumed
+from tenterhook.recording.resume import Resumed, begin_at
 from tenterhook.recording.resume import resume as resume_recording
 from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
@@ -82,7 +82,8 @@ class DiskSink:
         manifest: what is known at the start; `world` above 1 lets the ranks share the directory.
         rank: number of this process.
         overwrite: replace an older recording; nothing else is ever deleted.
-        resume: go on with a recording that is there (see `resumed`); a new one where there is none.
+        resume: go on with a recording that is there (see `resumed`); a new one where there is none. A number (0 is one, and
+            not False) is that of the step that comes next.
         budget: bytes of tensors that may be stored; then tensors stop and rows go on.
         pace: how often, and in what portions, it is written.
 
@@ -97,7 +98,7 @@ class DiskSink:
         *,
         rank: int = 0,
         overwrite: bool = False,
-        resume: bool = False,
+        resume: bool | int = False,
         budget: int | None = None,
         pace: Pace = Pace(),
     ) -> None:
@@ -112,10 +113,13 @@ class DiskSink:
         self._slow_told = False
         self.resumed: Resumed | None = None
         folder = rank_folder(self.path, rank)
-        if resume and folder.is_dir():
-            self.resumed = resume_recording(self.path, folder, manifest)
+        at = None if isinstance(resume, bool) else resume
+        self._goes_on = resume is not False and folder.is_dir()
+        if self._goes_on:
+            self.resumed = resume_recording(self.path, folder, manifest, at)
             self._accepted = self.resumed.tensor_bytes
         else:
+            self.resumed = begin_at(at, manifest) if at else None
             folder = claim(self.path, manifest, rank, overwrite=overwrite)
         self._worker = _Worker(folder, pace, self.resumed)
         # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
@@ -210,7 +214,7 @@ class DiskSink:
         self._finalizer.detach()
         self._worker.finish()
         folder = rank_folder(self.path, self._rank)
-        if self.resumed is not None:
+        if self._goes_on:
             (folder / CLAIM_NAME).unlink(missing_ok=True)
         else:
             take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])

@@ -157,6 +157,7 @@ def _print_verdict(console: Console, page: Page) -> None:
         rows.append(("steps", crowded(*seen.crowded)))
     if manifest.optimizer_steps:
         rows.append(("steps", in_turn(manifest.optimizer_steps)))
+    rows += [("gap", sentence) for sentence in manifest.missing_steps]
     rows += [("told", sentence) for sentence in manifest.told]
     facts(console, text, state, style, rows)
 
