@@ -98,6 +98,11 @@ def _tell_misplaced(console: Console, target: script.Target, options: Sequence[s
         )
 
 
+def _safe() -> bool:
+    """Whether the interpreter was told (``-P``) to put no folder of a program's own first."""
+    return getattr(sys.flags, "safe_path", False)
+
+
 @dataclass
 class _Close:
     """Closes the recorder once, in the process that opened it, and prints the summary."""
@@ -108,7 +113,7 @@ class _Close:
     quiet: bool
     owner: int
     name: str
-    path: list[str] = field(default_factory=lambda: list(sys.path))
+    path: list[str] = field(default_factory=lambda: sys.path[0 if sys.flags.isolated or _safe() else 1 :])
     done: bool = False
     signalled: Terminated | None = None  # also where the script comes to its end before it is ended
     lock: threading.RLock = field(default_factory=threading.RLock)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MANY",
+    "cost",
     "covered",
     "crowded",
     "facts",
@@ -39,6 +40,9 @@ __all__ = [
 
 MANY = 10
 """From so many forwards of a model in one step on, what ends a step is said."""
+
+_TELLING = 1.0
+"""A run of so many seconds tells what hooks add to it: what is done once, at the first call, no longer is the most of it."""
 
 _LABEL = 9
 """Width of the column of labels."""
@@ -141,7 +145,7 @@ def print_summary(
     rows.append(
         (
             "cost",
-            f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
+            f"{cost(summary.wall_seconds, summary.hook_seconds)}; {size(summary.size_bytes)}",
         )
     )
     if world > 1:
@@ -188,6 +192,18 @@ def of_steps(recorded: int, made: int) -> str:
     return plural(recorded, "step") if recorded >= made else f"{count(recorded)} of {plural(made, 'step')}"
 
 
+def cost(wall: float, hooks: float) -> str:
+    """Write how long a run was and what our hooks have added to it; of a short one, whose first steps cost more, only the former.
+
+    Args:
+        wall: seconds from the first call of a model, or from the start of a recording, to the end.
+        hooks: seconds of these in our hooks.
+    """
+    rest = wall - hooks
+    what = f"{share(hooks / rest)} in our hooks" if rest >= _TELLING else "too short to say what our hooks add"
+    return f"{span(wall)}, {what}"
+
+
 def crowded(calls: int, step: int, model: str) -> str:
     """Say that a step holds many forwards of a model, and why that may be."""
     return (
@@ -199,7 +215,7 @@ def crowded(calls: int, step: int, model: str) -> str:
 def in_turn(steps: Sequence[int]) -> str:
     """Say that optimizers step in turn, each step of one counting as a step, and what to do."""
     return (
-        f"{len(steps)} optimizers step in turn ({', '.join(f'{one:,}' for one in steps)} times), and each of these ends a step: "
+        f"{len(steps)} optimizers step in turn (they made {', '.join(f'{one:,}' for one in steps)} steps), and each of these ends a step: "
         "rec.step() of th.record, once an iteration, says otherwise"
     )
 

@@ -14,8 +14,8 @@ from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
 from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, Narrow, aligned
 from tenterhook.reporters.guides import draw_guides
-from tenterhook.reporters.numbers import plural, share, span
-from tenterhook.reporters.summary import MANY, covered, crowded, facts, in_turn, of_steps, wrap
+from tenterhook.reporters.numbers import plural
+from tenterhook.reporters.summary import MANY, cost, covered, crowded, facts, in_turn, of_steps, wrap
 from tenterhook.reporters.verdict import about_numbers, finite
 
 __all__ = ["FORMS", "Page", "print_page"]
@@ -46,9 +46,11 @@ class Page:
         step: the step that `rows` is of; None for all steps.
         steps: every recorded step.
         rank: the process that `rows` is of.
+        chosen: whether it was asked for.
         ranks: every process.
         sites: the sites that were asked for; empty for all.
         running: the processes on this machine that write it now.
+        ends: the exceptions that ended the processes, the earliest first.
     """
 
     name: str
@@ -59,9 +61,11 @@ class Page:
     step: int | None
     steps: Sequence[int]
     rank: int = 0
+    chosen: bool = False
     ranks: Sequence[int] = (0,)
     sites: Sequence[str] = field(default=())
     running: Sequence[int] = field(default=())
+    ends: Mapping[int, str] = field(default_factory=dict)
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100, wide: bool = False) -> None:
@@ -133,10 +137,10 @@ def _print_verdict(console: Console, page: Page) -> None:
         state, style = "STOPPED", "bold yellow"
     else:
         state, style = "complete", "bold green"
-    if manifest.error:
-        rows.append(("ended", f"by {manifest.error}"))
+    rows += _ended(page)
     if manifest.resumed:
-        rows.append(("resumed", f"from step {', '.join(map(str, manifest.resumed))}, after it had ended early"))
+        steps = "step" if len(manifest.resumed) == 1 else "steps"
+        rows.append(("resumed", f"from {steps} {', '.join(map(str, manifest.resumed))}, after it had ended early"))
     if manifest.tensors_stopped:
         rows.append(("tensors", f"no longer stored from some point on: {manifest.tensors_stopped}"))
     if seen.error:
@@ -158,6 +162,16 @@ def _print_verdict(console: Console, page: Page) -> None:
     facts(console, text, state, style, rows)
 
 
+def _ended(page: Page) -> list[tuple[str, str]]:
+    """Say what ended the run; of several processes a line each, that which is shown first, then the earliest."""
+    error = page.manifest.error
+    if len(page.ranks) < 2 or not page.ends:
+        return [("ended", f"by {error}")] if error else []
+    ranks = sorted(page.ends, key=lambda rank: not (page.chosen and rank == page.rank))
+    rows = [("ended", f"rank {rank} by {page.ends[rank]}") for rank in ranks[:_LISTED]]
+    return [*rows, ("", f"and {plural(len(ranks) - _LISTED, 'more rank')}")] if len(ranks) > _LISTED else rows
+
+
 def _edits(edits: Sequence[Mapping[str, object]]) -> str:
     """Write what an edit session did to the model meanwhile, the first few."""
     parts = []
@@ -176,16 +190,10 @@ def _run(manifest: Manifest) -> str:
     if manifest.started:
         parts.append(manifest.started[:16].replace("T", " "))
     if manifest.cost.wall_seconds:
-        parts.append(span(manifest.cost.wall_seconds))
-        parts.append(_cost(manifest))
+        parts.append(cost(manifest.cost.wall_seconds, manifest.cost.hook_seconds))
     if manifest.note:
         parts.append(f"note: {manifest.note}")
     return "; ".join(parts) or "nothing is known of the run"
-
-
-def _cost(manifest: Manifest) -> str:
-    ours, wall = manifest.cost.hook_seconds, manifest.cost.wall_seconds
-    return f"{share(ours / max(wall - ours, 1e-9))} in our hooks"
 
 
 def _cover(page: Page) -> str:
