@@ -52,6 +52,7 @@ class RecordingSession:
         self._name = model_name(backend, model)
         self._select = request.select
         self._modules_known: object = None
+        self._first_step = 0  # of this process
         self._parameters: list[ParameterWatch] = []
         self._ops: OpCapture | None = None
         self._watched = watch_model(
@@ -116,6 +117,7 @@ class RecordingSession:
     def _go_on(self, resumed: Resumed) -> None:
         self.capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
         self.schedule.earlier = resumed.steps
+        self._first_step = resumed.step
         for one in self._watched:
             one.call_count = resumed.calls[one.model, one.path, "forward"]
             one.gradient_count = resumed.calls[one.model, one.path, "backward"]
@@ -144,7 +146,7 @@ class RecordingSession:
 
     def _step_ended(self, step: int) -> None:
         model = self.model
-        if step == 0 and model is not None:
+        if step == self._first_step and model is not None:
             self._weights.look(model)  # gradients are cleared next
         self._manifest.steps = step + 1
         self.schedule.step_ended(step)

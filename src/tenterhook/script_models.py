@@ -79,6 +79,7 @@ class ScriptModels:
         self._matched: set[str] = set()
         self._by_module: dict[int, Watched] = {}
         self.known: list[ScriptModel] = []
+        self.earlier: Counter[tuple[str, str, str]] = Counter()  # (model, path, phase) -> calls of earlier processes
         self.strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self.ops: OpCapture | None = None
         self.schedule: HookSchedule | None = None  # once a model is met
@@ -146,6 +147,9 @@ class ScriptModels:
         self._use_rates()
         for one in model.watched:
             one.model = model.name
+            if old is None:
+                one.call_count = self.earlier[one.model, one.path, "forward"]
+                one.gradient_count = self.earlier[one.model, one.path, "backward"]
             self._watch(capture, one)
         if model.parameters is not None and capture.active and capture.tracker.has_begun:
             model.parameters.step_begins()

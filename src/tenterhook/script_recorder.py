@@ -28,6 +28,7 @@ from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.recording.environment import now, start_manifest
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink, Pace
 from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
 from tenterhook.row_capture import CaptureOptions
@@ -101,6 +102,7 @@ class ScriptRequest:
         ops: whether functional calls are recorded, too.
         every: every n-th step; or patterns and the n of what each matches, in whichever model.
         log: text file that gets a line per event.
+        resume: go on with a recording that is there, at the step of that number, which the script does first.
         argv: the script's command line, for the manifest.
     """
 
@@ -114,6 +116,7 @@ class ScriptRequest:
     steps: str | None = None
     log: str | os.PathLike[str] | None = None
     overwrite: bool = False
+    resume: int | None = None
     on_error: str = "warn"
     note: str | None = None
     argv: Sequence[str] = ()
@@ -174,6 +177,7 @@ class ScriptRecorder:
             self._manifest,
             rank=self._manifest.rank,
             overwrite=asked.overwrite,
+            resume=False if asked.resume is None else asked.resume,
             pace=Pace(flush_interval=INTERVAL),
         )
         self._capture: Capture | None = None
@@ -189,6 +193,7 @@ class ScriptRecorder:
         self._began_ns = 0
         self._met_ns = 0  # when the first model was called
         self._fullest: FullStep | None = None
+        self._first_step = 0  # of this process
         self.tell: Callable[[str], None] | None = None
         """Called with what should be known while the script runs: patterns that match nothing in the models of the first step."""
 
@@ -236,6 +241,8 @@ class ScriptRecorder:
         self._capture = Capture(backend, self._sink, self._options, self._step_began, self._step_ended, self._log)
         self._schedule = HookSchedule(self._capture, self._sampling, lambda: self._models.parameters)
         self._models.schedule = self._schedule
+        if self._sink.resumed is not None:
+            self._go_on(self._capture, self._schedule, self._sink.resumed)
         if self._log is not None:
             self._log.summary = backend.summary
         stepped = partial(self._capture.guarded, self._capture.tracker.optimizer_stepped)
@@ -245,6 +252,12 @@ class ScriptRecorder:
         self._schedule.settle()
         self._stack.callback(Flusher(self._capture).stop)
         return self._capture
+
+    def _go_on(self, capture: Capture, schedule: HookSchedule, resumed: Resumed) -> None:
+        capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
+        schedule.earlier = resumed.steps
+        self._models.earlier = resumed.calls
+        self._first_step = resumed.step
 
     def _follow_ops(self, backend: Backend, capture: Capture) -> None:
         try:
@@ -319,7 +332,7 @@ class ScriptRecorder:
             summary.wall_seconds, summary.hook_seconds = manifest.cost.wall_seconds, manifest.cost.hook_seconds
         else:
             manifest.ended, manifest.told = now(), told
-        summary.told = manifest.told
+        summary.told = [*manifest.missing_steps, *manifest.told]
 
     def _sum_up(self, summary: RecordSummary, rows: list[dict[str, Any]]) -> None:
         manifest = self._manifest
@@ -359,9 +372,9 @@ class ScriptRecorder:
             return
         for model in self._models.known:
             root = model.ref()
-            if step == 0 and root is not None:
+            if step == self._first_step and root is not None:
                 model.weights.look(root)  # gradients are cleared next
-        if step == 0 and self.tell is not None:
+        if step == self._first_step and self.tell is not None:
             for pattern, why in self._models.unmatched():
                 self.tell(f"{pattern} {why}")
         self._models.forget_gone()

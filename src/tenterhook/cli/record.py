@@ -105,6 +105,13 @@ class _RecordCommand(click.Command):
 )
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there already.")
 @click.option(
+    "--resume",
+    type=click.IntRange(min=0),
+    metavar="STEP",
+    help="Go on with the recording at --to: the script starts from its own checkpoint, and this is the number of the step that it "
+    "does first. What was recorded of that and later steps is replaced.",
+)
+@click.option(
     "--select",
     multiple=True,
     metavar="PATTERN",
@@ -176,6 +183,10 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     Steps are counted from 0. A step ends when an optimizer steps; what runs between two of these, an evaluation for one, belongs to the
     step before. Where no optimizer ever steps, each call of a model is a step.
     """  # noqa: D301 - click's mark for lines that are not to be filled
+    if options["resume"] is not None and (to is None or options["overwrite"]):
+        raise click.UsageError(
+            "--resume goes on with a recording that is there\nname it with --to, and leave out --overwrite", ctx
+        )
     if not target:
         raise click.UsageError("what shall be run? Name a script, or a module after -m", ctx)
     if ctx.meta[_DASHES] and not module and is_launcher(target[0]):

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from tenterhook.errors import RecordingError, TargetError
-from tenterhook.recording.files import load_manifest, plain_file
+from tenterhook.recording.ends import ends_of, step_reached
+from tenterhook.recording.files import load_manifest, plain_file, rank_files
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 
 __all__ = [
@@ -169,9 +170,8 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
                 f"{target} is a directory already, and not a recording; "
                 f"give the recording a name of its own: {target / 'NAME.thk'}"
             )
-        raise TargetError(
-            f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
-        )
+        _refuse_if_alive(target, own)
+        raise TargetError(_taken(target, rank))
     if any(target.iterdir()) and not _is_recording(target):
         raise TargetError(f"{target} exists and is not a recording, so it is not overwritten; choose another name")
     folders = [entry for entry in target.iterdir() if RANK_FOLDER.fullmatch(entry.name) and entry.is_dir()]
@@ -183,6 +183,20 @@ def _make_room(target: Path, world: int, rank: int, *, overwrite: bool) -> None:
             (target / name).unlink(missing_ok=True)
     for folder in doomed:
         _clear(folder)
+
+
+def _taken(target: Path, rank: int) -> str:
+    """Say what stands in the way, and what to do; of a run that ended early it is what is left to find out why."""
+    with contextlib.suppress(OSError, RecordingError):  # a damaged one is none that can be gone on with
+        manifest = load_manifest(target / MANIFEST_NAME)
+        go_on = f"read it with 'tenterhook show {target}', go on with it (--resume STEP, resume=True), or choose another name"
+        if not manifest.complete:
+            files = rank_files(rank_folder(target, rank), rank)
+            step = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
+            return f"{target} is unfinished, it was killed in step {step} or soon after; {go_on}"
+        if manifest.error is not None:
+            return f"{target} ended early, by {manifest.error:.80}; {go_on}"
+    return f"{target} exists; choose another name, or allow it to be replaced (--overwrite, overwrite=True)"
 
 
 def _worlds(target: Path) -> set[int]:

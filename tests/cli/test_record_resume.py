@@ -1,0 +1,102 @@
+"""``tenterhook record`` of a script that was killed and goes on from its own checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tenterhook.recording import open_recording
+from tests.cli.recorded import record
+
+TRAINING = """
+import os, signal, sys, time, torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Sequential): pass
+model = Net(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+begin = 0
+if os.path.exists("net.pt"):
+    saved = torch.load("net.pt")
+    model.load_state_dict(saved["model"])
+    begin = saved["step"]
+for step in range(begin, 8):
+    optimizer.zero_grad()
+    model(torch.full((5, 4), float(step))).square().mean().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "step": step + 1}, "net.pt")
+    if begin == 0 and step == 2:
+        time.sleep(2.5)  # rows wait a second to be written
+    if begin == 0 and step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+print("done from", begin)
+"""
+
+
+@pytest.fixture
+def killed(folder: Path) -> Path:
+    """A recording of which the process was killed in step 5, with the checkpoint that says so."""
+    (folder / "training.py").write_text(TRAINING)
+    assert record(folder, "-o", "a.thk", "training.py").returncode == -9
+    return folder / "a.thk"
+
+
+def test_a_killed_run_is_gone_on_with_from_its_checkpoint(folder: Path, killed: Path) -> None:
+    before = open_recording(killed).steps
+    files = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    again = record(folder, "-o", "a.thk", "training.py")
+    assert again.returncode == 2
+    said = " ".join(again.stderr.split())
+    assert f"a.thk is unfinished, it was killed in step {before[-1]} or soon after" in said
+    assert "'tenterhook show" in said and "--resume STEP" in said and "--overwrite" not in said
+    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == files
+
+    done = record(folder, "-o", "a.thk", "--resume", "5", "training.py")
+    assert (done.returncode, done.stdout) == (0, "done from 5\n")
+    recording = open_recording(killed)
+    kept = before[:-1]  # how far the kill let the last of them come is not known
+    assert recording.steps == [*kept, 5, 6, 7]
+    manifest = recording.manifest
+    assert (manifest.complete, manifest.resumed, manifest.gaps) == (True, [5], [(len(kept), 5)])
+    assert (manifest.steps, manifest.steps_recorded) == (8, len(kept) + 3)
+    calls = [(call.step, call.phase) for call in recording.order() if call.path == "2"]
+    assert sorted(calls) == [(step, phase) for step in recording.steps for phase in ("backward", "forward")]
+    assert recording["0"].output.mean is not None
+    rows = {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}
+    assert rows["2"] == len(recording.steps)
+    assert f"{len(kept) + 3} of 8 steps" in done.stderr and "gone on with at step 5" in " ".join(done.stderr.split())
+
+
+def test_a_step_that_was_recorded_is_done_again(folder: Path, killed: Path) -> None:
+    done = record(folder, "-o", "a.thk", "--resume", "1", "training.py")
+    assert done.returncode == 0
+    assert open_recording(killed).steps == [
+        0,
+        1,
+        2,
+        3,
+    ]  # the script does three steps, which are 1 to 3 by its user's word
+
+
+@pytest.mark.parametrize("args", [["--resume", "3"], ["--resume", "3", "-o", "a.thk", "--overwrite"]])
+def test_it_needs_a_recording_that_stays(folder: Path, args: list[str]) -> None:
+    done = record(folder, *args, "train.py")
+    assert done.returncode == 2 and "--resume goes on with a recording that is there" in done.stderr
+
+
+@pytest.mark.parametrize("step", ["-1", "train.py"])
+def test_it_needs_the_number_of_a_step(folder: Path, step: str) -> None:
+    done = record(folder, "-o", "a.thk", "--resume", step, "train.py")
+    assert done.returncode == 2 and "--resume" in done.stderr
+
+
+def test_a_run_that_an_exception_ended_is_not_offered_for_deletion(folder: Path) -> None:
+    (folder / "fails.py").write_text(
+        TRAINING.replace("os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('bad')")
+    )
+    assert record(folder, "-o", "a.thk", "fails.py").returncode == 1
+    said = " ".join(record(folder, "-o", "a.thk", "fails.py").stderr.split())
+    assert "a.thk ended early, by ValueError: bad" in said and "--resume STEP" in said and "--overwrite" not in said
+    assert record(folder, "-o", "a.thk", "--resume", "5", "fails.py").returncode == 0
+    assert open_recording(folder / "a.thk").manifest.error is None
