@@ -62,7 +62,7 @@ def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str
 def _as_written(fn: Callable[..., Any], expected: tuple[str, ...]) -> str:
     """Return how a callback with these parameters is written, in the manner in which ``fn`` is."""
     name = name_of(fn).rpartition(".")[2]
-    if name == "<lambda>":
+    if name.startswith("<lambda>"):  # its line follows
         return f"lambda {', '.join(expected)}: ..."
     if inspect.ismethod(fn):
         expected = ("self", *expected)

@@ -47,18 +47,21 @@ def _rows_of(test: ast.FunctionDef, before: list[str]) -> list[str]:
 
 
 def _length(values: ast.expr, tree: ast.Module) -> int:
-    """Return how many values something parametrised is written out with, or how many its constant of the file is."""
+    """Return how many values something parametrised is written out with, or how many its constant has."""
     if isinstance(values, (ast.List, ast.Tuple)):
         return len(values.elts)
     if isinstance(values, ast.Dict):
         return len(values.keys)
     names = {node.id for node in ast.walk(values) if isinstance(node, ast.Name)}
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(one, ast.Name) and one.id in names for one in targets) and node.value is not None:
-            return _length(node.value, tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            if any(one.name in names for one in node.names):
+                source = ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
+                return _length(values, ast.parse(source.read_text("utf-8")))
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(one, ast.Name) and one.id in names for one in targets):
+            return _length(node.value, tree)  # type: ignore[union-attr]
     return 1
 
 
