@@ -260,6 +260,44 @@ def test_compiling_in_the_session_is_seen_at_the_next_step() -> None:
     assert net[1]._compiled_call_impl is not None and net._compiled_call_impl is not None
 
 
+class _OwnCall(nn.Linear):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_call_impl":
+            return lambda x: self.forward(x) * 3
+        return super().__getattribute__(name)
+
+
+def test_a_call_impl_that_only_the_instance_knows_is_called() -> None:
+    net, x = nn.Sequential(_OwnCall(4, 4), nn.Tanh()), torch.ones(2, 4)
+    clean = net(x)
+    with th.record(net) as rec:
+        assert all(torch.equal(net(x), clean) for _ in range(3))
+    assert "never called" in str(rec.coverage)  # by what its hooks would run in
+
+
+class _Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[nn.Module]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found.append(BACKEND.running_modules())
+        return x
+
+
+def test_what_others_put_in_the_place_of_torchs_call_hides_no_running_call() -> None:
+    asks = _Asks()
+    net, x = nn.Sequential(asks), torch.ones(2, 4)
+    with th.record(net), pytest.MonkeyPatch.context() as patch:
+        net(x)
+        net(x)
+        for name in ("__call__", "_call_impl", "_wrapped_call_impl"):
+            own = getattr(nn.Module, name)
+            patch.setattr(nn.Module, name, lambda module, *args, own=own: own(module, *args))
+            net(x)
+    assert asks.found == [[asks, net]] * 5
+
+
 def test_a_hook_put_on_in_the_session_runs_after_ours() -> None:
     net, x = _net(), torch.ones(2, 4)
     with th.record(net, tensors=True) as rec:

@@ -23,6 +23,7 @@ def forward_places(recording: Any) -> list[str]:
 
 
 def test_ops_and_modules_stand_in_the_order_in_which_they_ran() -> None:
+    """Row 06, same kind: functions and methods between modules that are themselves nested."""
     model = Net()
     with th.record(model, ops=True) as rec:
         model(torch.randn(2, 4))
@@ -33,6 +34,8 @@ def test_ops_and_modules_stand_in_the_order_in_which_they_ran() -> None:
 
 
 def test_attributes_are_no_ops_and_the_frameworks_own_calls_are_shown_on_request() -> None:
+    """Row 06: ``F.relu``, ``@`` and a module made inside ``forward``; modules are ``['', 'a']`` still."""
+
     class Row06(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -53,6 +56,7 @@ def test_attributes_are_no_ops_and_the_frameworks_own_calls_are_shown_on_request
 
 
 def test_values_and_gradients_of_an_op() -> None:
+    """Row 06, same kind: what they gave, and the gradients of it."""
     torch.manual_seed(0)
     model, x = Net(), torch.randn(2, 4)
     expected = model.a(x).relu()

@@ -86,18 +86,16 @@ def test_show_and_the_summary_of_a_script_tell_it_once(tmp_path: Path) -> None:
     assert stream.getvalue().count(TOLD) == 1
 
 
-def test_an_optimizer_that_takes_the_place_of_another_between_recorded_steps_ends_steps() -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["gone", "kept"])
+def test_an_optimizer_that_takes_the_place_of_another_between_recorded_steps_ends_steps(kept: bool) -> None:
+    """Where the old one is kept, the new one's first step is taken for one beside it."""
     net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1)]
     with th.record(net, every=3) as rec:
-        for turn in range(10):
+        for turn in range(12):
             net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            optimizers[-1].step()
             if turn == 4:
-                optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    assert [row["step"] for row in rec.query("select distinct step from calls order by step").to_pylist()] == [
-        0,
-        3,
-        6,
-        9,
-    ]
+                optimizers = [*(optimizers if kept else []), torch.optim.SGD(net.parameters(), 0.1)]
+    steps = [row["step"] for row in rec.query("select distinct step from calls order by step").to_pylist()]
+    assert steps == [0, 3, 6, 9]

@@ -223,3 +223,15 @@ def test_hooks_follow_a_parameter_that_gets_another_name() -> None:
         _train(net)
         assert hooks.fired == 1
         assert "no longer" not in str(hooks)
+
+
+def test_the_parameters_of_a_module_that_takes_the_place_of_another_have_gradients_too() -> None:
+    net = Net()
+    with th.record(net, kinds=KINDS) as rec:
+        _train(net)
+        net.fc = nn.Linear(3, 3)
+        for _ in range(2):
+            _train(net)
+    rows = rec.table("values").to_pylist()
+    found = {(row["step"], row["kind"], row["slot"]) for row in rows if row["path"] == "fc" and row["dtype"] != "none"}
+    assert found == {(step, kind, slot) for step in range(3) for kind in KINDS for slot in ("weight", "bias")}

@@ -48,3 +48,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0.dev0"
+
+
+def __dir__() -> list[str]:
+    return __all__

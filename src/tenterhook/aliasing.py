@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable, settle_alias
+from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import UnsupportedError
 
 __all__ = ["InputAliases", "explanation"]
@@ -90,7 +90,7 @@ class InputAliases:
         refused = self._hand_back()
         self._forget()
         for alias, version, inner, outer in taps:
-            settle_alias(self._backend, alias, version, inner, outer, where)
+            _settle(self._backend, alias, version, inner, outer, where)
         if refused is not None:
             raise UnsupportedError(
                 f"{where} {refused}: its input is an alias here, and the tensor itself would not be changed\n"
@@ -139,3 +139,27 @@ def explanation(error: BaseException) -> str | None:
 
 def _put_on(tap: Detachable | str | None) -> Detachable | None:
     return None if isinstance(tap, str) else tap
+
+
+def _settle(
+    backend: Backend, alias: Any, version: int | None, inner: Detachable | None, outer: Detachable | None, where: str
+) -> None:
+    """After a module has run, leave on only the tap that will see the gradient of its input.
+
+    That is ``inner``, on the alias that the module was given; but where the module has changed the alias in place it is
+    cut off from its gradient, and ``outer``, on the tensor itself as it was before, serves.
+
+    Raises:
+        UnsupportedError: the module has changed the alias in place, and the framework gives wrong gradients then.
+    """
+    if version is None or backend.version(alias) == version:
+        unwanted = outer
+    elif backend.works_in_place_on_aliases:
+        unwanted = inner
+    else:
+        raise UnsupportedError(
+            f"{where} changes its input in place: {backend.name} gives wrong gradients where that is watched\n"
+            "  leave it out when you ask for grad_input or hooks.backward; grad_output and backward_pre are safe"
+        )
+    if unwanted is not None:
+        unwanted.remove()

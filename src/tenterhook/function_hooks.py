@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import threading
 from collections.abc import Collection
 from types import ModuleType
 from typing import Any, SupportsIndex
 
 import wrapt
 
+from tenterhook._fork_locks import ForkLock
 from tenterhook.backends import Backend
 from tenterhook.changing import check_not_earlier
 from tenterhook.errors import HookError
@@ -27,7 +27,7 @@ __all__ = ["FunctionHook", "describe_owner"]
 
 _ABSENT = object()
 _MOST_WRAPPERS = 32  # that others may have put around ours
-_lock = threading.RLock()
+_lock = ForkLock()
 
 
 class _Hooked(wrapt.FunctionWrapper):

@@ -29,11 +29,13 @@ def in_callback() -> bool:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Return a callback's name for tables and messages: ``Monitor.on_output``, ``partial(clip)``."""
+    """Return a callback's name for tables and messages: ``Monitor.on_output``, ``partial(clip)``, ``<lambda> (line 7)``."""
     inner = getattr(fn, "func", None)
     if inner is not None and not hasattr(fn, "__qualname__"):
         return f"partial({name_of(inner)})"
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    code = getattr(fn, "__code__", None)
+    return f"{name} (line {code.co_firstlineno})" if name.endswith("<lambda>") and code is not None else name
 
 
 def check_signature(fn: Callable[..., Any], expected: tuple[str, ...], what: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tenterhook._fork_locks import ForkLock
 from tenterhook.errors import HookError
 from tenterhook.handles import Handle, HookSite, check_signature, name_of
 
@@ -38,7 +38,7 @@ class HookPoint:
     def __init__(self, name: str, *, arguments: Sequence[str] | None = None) -> None:
         self.name = name
         self.arguments = None if arguments is None else tuple(arguments)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._sites: tuple[HookSite, ...] = ()
 
     def register(self, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:

@@ -19,7 +19,16 @@ from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
 from tenterhook.selection import Entry, Selection, resolve
 
-__all__ = ["lenient_matches", "model_manifest", "model_name", "modules_rows", "table_of", "watch_model", "with_fused"]
+__all__ = [
+    "lenient_matches",
+    "list_added",
+    "model_manifest",
+    "model_name",
+    "modules_rows",
+    "table_of",
+    "watch_model",
+    "with_fused",
+]
 
 
 def model_name(backend: Backend, model: Any) -> str:
@@ -103,6 +112,7 @@ def lenient_matches(select: Any, entries: Sequence[Entry], matched: set[str] | N
         return []
 
 
+_ADDED = "added to the model during the session, without hooks: begin the session after it"
 _sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 
@@ -142,6 +152,7 @@ def modules_rows(
     weights: WeightUse | None = None,
     *,
     blind: Mapping[str, str] | None = None,
+    added: Sequence[Watched] = (),
 ) -> list[dict[str, Any]]:
     """List the rows of the table of modules: what was seen of each, and the reason where something was not.
 
@@ -152,6 +163,7 @@ def modules_rows(
         capture: what has recorded them.
         weights: tells whose weights were used.
         blind: what the backend knew at the start of modules that run without being called.
+        added: modules that came during the session, which have no hooks.
     """
     blind = backend.blind_spots(model) if model is not None else blind or {}
     present = {entry.path: entry for entry in backend.entries(model)} if model is not None else {}
@@ -166,8 +178,9 @@ def modules_rows(
         capture.raised,
     )
     rows = []
-    for one in watched:
+    for one in [*watched, *added]:
         entry = present.get(one.path)
+        reason = _ADDED if one in added else _reason(one, entry, seen, capture, gone=model is None)
         rows.append(
             {
                 "model": one.model,
@@ -179,10 +192,25 @@ def modules_rows(
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (one if entry is None else entry).callable,
                 "calls": one.call_count,
-                "reason": _reason(one, entry, seen, capture, gone=model is None) if one.wanted else None,
+                "reason": reason if one.wanted else None,
             }
         )
     return rows
+
+
+def list_added(backend: Backend, model: Any, name: str, select: Selection, watched: Sequence[Watched]) -> list[Watched]:
+    """List the modules that have come to a model since a session began; nothing puts hooks on them."""
+    paths = {path for one in watched for path in (one.path, *one.aliases)}
+    modules = {id(one.ref()) for one in watched}
+    entries = backend.entries(model)
+    new = [entry for entry in entries if entry.path not in paths and id(entry.module) not in modules]
+    if not new:
+        return []
+    try:
+        chosen = {entry.path for entry in resolve(select, entries, require_callable=True)}
+    except SelectionError:  # what was selected is gone
+        chosen = set()
+    return [Watched(name, entry, wanted=entry.path in chosen, keep=False) for entry in new]
 
 
 def with_fused(

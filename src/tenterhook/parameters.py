@@ -198,8 +198,10 @@ class ParameterWatch:
         """Put the taps on gradients on, where they are not."""
         for one in self._followed.values() if self._wants_gradient else ():
             module, parameter = one.watched.ref(), one.parameter()
-            if one.tap is not None or module is None or parameter is None:
+            if one.tap is not None or parameter is None:
                 continue
+            if module is None and not self._capture.backend.numel(parameter):
+                continue  # a lazy module's, in the place of one that is gone
             tap = tap_parameter(
                 self._capture.backend,
                 module,

@@ -13,7 +13,7 @@ from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.capture import Capture
 from tenterhook.flushing import Flusher, lasts_in_children
 from tenterhook.hook_schedule import HookSchedule
-from tenterhook.inventory import model_manifest, model_name, modules_rows, table_of, watch_model, with_fused
+from tenterhook.inventory import list_added, model_manifest, model_name, modules_rows, table_of, watch_model, with_fused
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
@@ -50,6 +50,7 @@ class RecordingSession:
         self._manifest: Manifest = request.manifest
         self._sampling = request.sampling
         self._name = model_name(backend, model)
+        self._select = request.select
         self._modules_known: object = None
         self._first_step = 0  # of this process
         self._parameters: list[ParameterWatch] = []
@@ -188,7 +189,11 @@ class RecordingSession:
         return table_of(self._module_rows())
 
     def _module_rows(self) -> list[dict[str, Any]]:
-        return modules_rows(self._backend, self.model, self._watched, self.capture, self._weights, blind=self._blind)
+        model = self.model
+        added = list_added(self._backend, model, self._name, self._select, self._watched) if model is not None else ()
+        return modules_rows(
+            self._backend, model, self._watched, self.capture, self._weights, blind=self._blind, added=added
+        )
 
     def _finish_manifest(self) -> None:
         if self.model is not None:

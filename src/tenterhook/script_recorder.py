@@ -62,8 +62,8 @@ class RecordSummary:
         steps_recorded: number of those that were looked at.
         fullest: the step that holds the most calls of one model; None where nothing was called.
         optimizer_steps: how many steps each of several optimizers has ended that step in turn; empty for one.
-        cost_fraction: time spent in our hooks, as a share of the rest of the time since the first call of a model.
-        wall_seconds: time from start to close.
+        hook_seconds: time spent in our hooks.
+        wall_seconds: time from the first call of a model to the end; from the start where none was called.
         size_bytes: size of the recording on disk.
         error: the exception that ended the script; None where it ended well.
         partial: why something that was asked for is not in it; None when all is.
@@ -82,7 +82,7 @@ class RecordSummary:
     steps_recorded: int = 0
     fullest: FullStep | None = None
     optimizer_steps: list[int] = field(default_factory=list)
-    cost_fraction: float = 0.0
+    hook_seconds: float = 0.0
     wall_seconds: float = 0.0
     size_bytes: int = 0
     error: str | None = None
@@ -329,8 +329,7 @@ class ScriptRecorder:
             summary.fullest = self._fullest
             summary.steps_recorded = self._schedule.recorded
             summary.calls, summary.values = self._capture.rows.calls_recorded, self._capture.rows.values_recorded
-            cost = manifest.cost
-            summary.cost_fraction = cost.hook_seconds / max(cost.wall_seconds - cost.hook_seconds, 1e-9)
+            summary.wall_seconds, summary.hook_seconds = manifest.cost.wall_seconds, manifest.cost.hook_seconds
         else:
             manifest.ended, manifest.told = now(), told
         summary.told = [*manifest.missing_steps, *manifest.told]

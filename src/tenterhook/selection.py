@@ -33,7 +33,7 @@ from typing import Any, TypeAlias, Union
 
 from tenterhook._globs import GLOB_SIGNS, class_end, glob_pattern
 from tenterhook._nearest import nearest, parameter_hint
-from tenterhook.address import ROOT
+from tenterhook.address import ROOT, Kind
 from tenterhook.errors import SelectionError
 
 __all__ = ["Entry", "Predicate", "Selection", "check_patterns", "describe", "glob_pattern", "resolve"]
@@ -299,7 +299,7 @@ def _regex(text: str) -> re.Pattern[str]:
 def _nothing(item: _Item, entries: Sequence[Entry], what: str, parameters: Collection[str]) -> SelectionError:
     first = f"no {what} matches {item.text!r} ({len(entries)} known)"
     if isinstance(item.value, str):
-        hint = parameter_hint(item.value, parameters, _glob_or_none)
+        hint = _kind_hint(item.value, entries) or parameter_hint(item.value, parameters, _glob_or_none)
         lines = hint or nearest(item.value, entries, what, _glob_or_none)
     elif isinstance(item.value, re.Pattern):
         lines = ["a regular expression must match the whole path; put '.*' where anything may stand"]
@@ -310,6 +310,16 @@ def _nothing(item: _Item, entries: Sequence[Entry], what: str, parameters: Colle
     else:
         lines = ["the predicate was false for each; it is called with (path, module)"]
     return SelectionError("\n  ".join([first, *lines]))
+
+
+def _kind_hint(text: str, entries: Sequence[Entry]) -> list[str]:
+    """Return the line for a text that ends in the kind of an address, ``features.0:output``; none for any other."""
+    before, colon, kind = text.rpartition(":")
+    if not colon or not re.match(rf"({'|'.join(one.value for one in Kind)})\b", kind):
+        return []
+    what = f"':{kind}' is a part of an address in a recording; what is hooked is a module, and the method says its kind"
+    known = any(entry.path == before for entry in entries)
+    return [f"{what}: {before!r}" if known else what]
 
 
 def _glob_or_none(text: str) -> Callable[[str], object] | None:

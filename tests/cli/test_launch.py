@@ -94,6 +94,31 @@ def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     assert "there is no command 'torchrun' here" in tenterhook("record", "--", "torchrun", "train.py").err
 
 
+def test_a_launcher_beside_the_interpreter_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "torchrun").write_text("#!/bin/sh\n")
+    (here / "torchrun").chmod(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", str(here / "python"))
+    assert launch.with_us_between(["torchrun", "train.py"], [])[0] == str(here / "torchrun")
+
+
+def test_the_first_rank_tells_of_the_numbers_of_all(here: Path) -> None:
+    (here / "train.py").write_text(
+        SCRIPT.replace("torch.ones(5, 4)", "torch.full((5, 4), float('inf') if dist.get_rank() and step == 2 else 1.0)")
+    )
+    (here / "torchrun").write_text(f"#!{sys.executable}\nfrom torch.distributed.run import main\nmain()\n")
+    (here / "torchrun").chmod(0o755)
+    ours = [sys.executable, "-m", "tenterhook", "record", "--to", "a.thk", "--"]
+    done = subprocess.run(
+        [*ours, str(here / "torchrun"), "--standalone", "--nproc-per-node", "2", "train.py"],
+        capture_output=True, text=True, check=True, env=environment(COLUMNS="300"), timeout=240,
+    )  # fmt: skip
+    [verdict] = [line for line in done.stderr.splitlines() if line.startswith("VERDICT")]
+    first = next(line for line in done.stderr.splitlines() if " first ! " in line)
+    assert "; in all ranks " in verdict and " of them not finite" in verdict
+    assert " of rank 1 has " in first and "@2 " in first
+
+
 def test_the_place_is_found_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.shutil, "which", lambda name: name)
     found = record_command.main(["--every", "2", "--", "torchrun", "train.py"], standalone_mode=False)

@@ -224,6 +224,32 @@ def test_quiet_says_nothing_when_all_is_well(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_summary_tells_of_numbers_that_are_not_finite(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.replace("torch.ones(5, 4)", "torch.full((5, 4), float('nan' if step == 3 else 1))")
+    )
+    done = record(folder, "-o", "a.thk", "train.py", COLUMNS="200")
+    lines = done.stderr.splitlines()
+    [verdict] = [line for line in lines if line.startswith("VERDICT")]
+    assert " 40 values, 10 of them not finite " in verdict
+    assert any(line.startswith(" first ! features.0:output#0@3 has 40 nan; ") for line in lines)
+    assert " next    tenterhook show a.thk --step 3 --site features.0" in lines
+    quiet = record(folder, "-q", "-o", "b.thk", "train.py").stderr.splitlines()
+    assert quiet[0].startswith("tenterhook: first ! features.0:output#0@3 has 40 nan; ")
+    assert quiet[1:] == ["  next tenterhook show b.thk --step 3 --site features.0"]
+
+
+def test_the_summary_names_what_is_stuck_and_a_module_beside_the_script_is_not_taken_for_ours(folder: Path) -> None:
+    (folder / "duckdb.py").write_text("print('imported')\n")
+    (folder / "train.py").write_text(SCRIPT.replace("torch.ones(5, 4)", "torch.ones(5, 4)", 1).replace(
+        "optimizer =", "nn.init.constant_(model.features[0].bias, -100)\noptimizer ="))  # fmt: skip
+    done = record(folder, "-o", "a.thk", "train.py", COLUMNS="200")
+    assert done.stdout == "done\n"
+    assert " stuck ! 1 activation gives only zeros, in every call: features.1 (ReLU)" in done.stderr.splitlines()
+    [verdict] = [line for line in done.stderr.splitlines() if line.startswith("VERDICT")]
+    assert ", all finite" in verdict
+
+
 def test_a_script_that_changes_directory_is_recorded_where_it_was_asked_for(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "train.py").write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)

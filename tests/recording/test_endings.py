@@ -110,6 +110,27 @@ def test_of_several_ranks_each_says_its_own(tmp_path: Path) -> None:
     assert th.open(tmp_path / "a.thk", ranks=[0]).manifest.complete
 
 
+def test_the_rank_that_ended_first_is_told_first(tmp_path: Path) -> None:
+    for rank, (error, ended) in enumerate([("RuntimeError: closed\nby peer", "12"), ("ValueError: odd", "11")]):
+        manifest = Manifest(rank=rank, world=2, error=error, ended=f"2026-01-01T00:00:{ended}.000+00:00")
+        DiskSink(tmp_path / "a.thk", manifest, rank=rank, budget=None).close(manifest, modules_table())
+    found = th.open(tmp_path / "a.thk")
+    assert found.ended_by == "rank 1: ValueError: odd; rank 0: RuntimeError: closed"
+    assert list(found.ends) == [1, 0]
+    assert list(th.open(tmp_path / "a.thk", ranks=[0]).ends) == [0]
+    ended = [line.split() for line in tenterhook("show", str(tmp_path / "a.thk")).out.splitlines() if " ended " in line]
+    assert ended == [
+        ["ended", "rank", "1", "by", "ValueError:", "odd"],
+        ["ended", "rank", "0", "by", "RuntimeError:", "closed"],
+    ]
+    first = next(
+        line
+        for line in tenterhook("show", str(tmp_path / "a.thk"), "--rank", "0").out.splitlines()
+        if " ended " in line
+    )
+    assert "rank 0" in first
+
+
 @pytest.mark.parametrize("place", ["watch_model", "watching_edits"])
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_could_not_begin_leaves_nothing(

@@ -44,6 +44,26 @@ def test_a_replaced_module_is_told() -> None:
     assert handle.fired == 3
 
 
+@pytest.mark.parametrize(("select", "told"), [(None, True), ("**", True), ("type:Tanh", True), ("0", False)])
+def test_a_module_that_was_added_is_told_where_it_is_selected(select: str | None, told: bool) -> None:
+    """Row 60, same kind: no hook waits on what comes during the session."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with th.record(model, select) as rec:
+        model.append(nn.Tanh())
+        model(torch.ones(1, 2))
+    text = "added to the model during the session, without hooks: begin the session after it"
+    assert missing(rec).get("2") == (text if told else None)
+
+
+def test_parametrizations_that_were_added_are_told() -> None:
+    """Row 60, same kind: torch puts modules of its own in, and calls the old one by another class."""
+    model = make_net()
+    with th.record(model) as rec:
+        nn.utils.parametrizations.weight_norm(model[0])
+        model(torch.ones(1, 2))
+    assert "added to the model during the session" in missing(rec)["0.parametrizations.weight.0"]
+
+
 def test_a_module_that_was_removed_is_told() -> None:
     """Row 60, same kind: deleted, with all that is in it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))

@@ -180,6 +180,23 @@ def test_two_in_place_changes_and_a_view():
     assert rec["0"].grad_output.tolist() == [[[3, 3, 3], [1, 1, 1]]]
 
 
+class Boxed(nn.Linear):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:  # type: ignore[override]
+        return {"box": [super().forward(x)]}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["backward", "autograd.grad"])
+def test_an_in_place_change_of_what_is_in_a_container(grad: bool):
+    """40, W: a nested output that the caller changes in place, by ``backward`` and by ``torch.autograd.grad``."""
+    model = nn.Sequential(Boxed(2, 2))
+    with _record(model, "0") as rec:
+        x = torch.randn(2, requires_grad=True)
+        (y,) = model(x)["box"]
+        loss = (y.add_(1).mul_(5) * 2).sum()
+        torch.autograd.grad(loss, x) if grad else loss.backward()
+    assert rec["0"].grad_output["box"][0].tolist() == [10, 10]
+
+
 # --- 44 ------------------------------------------------------------------------------------------------------------------
 def test_each_backward_pass_through_a_call_has_its_number():
     """44, W: ``retain_graph``: two records of one call, the second is pass 1."""

@@ -63,6 +63,7 @@ EXPECTED = {  # absmax, mean
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_summary_is_a_value_or_none_and_never_an_error(name: str, wrap: str) -> None:
+    """Row 56: of each of these tensors, by itself and in containers."""
     tensor = TENSORS[name]()
     net = nn.Sequential(Give(tensor, WRAPS[wrap]))
     with th.record(net, kinds=["input", "output"], on_error="raise") as rec:
@@ -81,6 +82,7 @@ def test_a_summary_is_a_value_or_none_and_never_an_error(name: str, wrap: str) -
 @pytest.mark.filterwarnings("ignore:(Sparse CSR tensor support|torch.quantize_per_tensor):UserWarning")
 @pytest.mark.parametrize("name", [name for name in TENSORS if name != "huge"])
 def test_every_tensor_can_be_kept(name: str) -> None:
+    """Row 56, same kind: its copy, too."""
     tensor = TENSORS[name]()
     net = nn.Sequential(Give(tensor, WRAPS["bare"]))
     with th.record(net, "0", kinds=["output"], tensors=True, on_error="raise") as rec:

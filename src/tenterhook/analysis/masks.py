@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["SIGNS", "Signs", "is_meant", "signs_of"]
+__all__ = ["SIGNS", "Signs", "is_handed_on", "is_meant", "signs_of"]
 
 _PUT = frozenset({
     "fill", "fill_", "fill_diagonal_", "full", "full_like", "index_fill", "index_fill_", "index_put", "index_put_",
@@ -78,3 +78,8 @@ def is_meant(kind: str, slot: str, op: str, signs: Signs) -> bool:
     if kind == "input":
         return signs.zeros or "mask" in slot.lower()
     return signs.zeros or op in _PUT or (op in _HAND_ON and signs.small)
+
+
+def is_handed_on(op: str, signs: Signs) -> bool:
+    """Tell whether -inf that are meant are so only if an argument of the function was a mask."""
+    return op in _HAND_ON and not signs.zeros

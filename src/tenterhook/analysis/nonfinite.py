@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenterhook.address import Address, format_place, split_op
-from tenterhook.analysis.masks import SIGNS, Signs, is_meant
+from tenterhook.analysis.masks import SIGNS, Signs, is_handed_on, is_meant
 from tenterhook.recording import Recording
 
 __all__ = ["COUNTS", "NOT_FINITE", "FirstNonfinite", "Nonfinite", "address_of", "find_nonfinite"]
@@ -71,21 +71,64 @@ def find_nonfinite(recording: Recording, *, several: bool) -> Nonfinite:
         f"from values where {NOT_FINITE} group by all"
     ).to_pylist()
     places: dict[str, list[_Place]] = {"first": [], "born": [], "mask": []}
-    masks = 0
+    masks, faults, handed_on = 0, set[str](), set[str]()
     for group in groups:
-        signs = Signs(group["born"], group["zeros"], group["small"])
-        meant = is_meant(group["kind"], group["slot"] or "", split_op(group["path"] or "")[1], signs)
+        signs, op = Signs(group["born"], group["zeros"], group["small"]), split_op(group["path"] or "")[1]
+        meant = is_meant(group["kind"], group["slot"] or "", op, signs)
+        if meant and group["kind"] == "output" and is_handed_on(op, signs):
+            handed_on.add(group["path"])
+            continue  # counted below
         masks += group["n"] if meant else 0
-        place = (group["place"]["step"], group["place"]["seq"], group["place"]["rank"])
+        place = _place(group["place"])
         places["mask" if meant else "first"].append(place)
         if signs.born:
             places["born"].append(place)
+        if not meant and op and group["kind"] == "output":
+            faults.add(group["path"])
+    for row in _handed_on(recording, handed_on, faults):
+        masks += 0 if row["fault"] else row["n"]
+        places["first" if row["fault"] else "mask"].append(_place(row["place"]))
     found = {
         what: _first(recording, min(those), several) if those else None
         for what, those in places.items()
         if what != "born" or (those and min(those) != min(places["first"]))
     }
     return Nonfinite(found["first"], found.get("born"), masks, found["mask"])
+
+
+def _place(found: dict[str, int]) -> _Place:
+    return found["step"], found["seq"], found["rank"]
+
+
+def _handed_on(recording: Recording, paths: set[str], faults: set[str]) -> list[dict[str, Any]]:
+    """Count the -inf that functions hand on: masks, or what a function before in the same forward got wrong.
+
+    Args:
+        recording: where to look.
+        paths: the functions.
+        faults: the functions that got something wrong in some step.
+    """
+    if not paths:
+        return []
+    module = "regexp_replace({}.path, '(^|/)[^/]*$', '')"
+    fault = "false"
+    if faults:
+        fault = f"""exists (select 1 from values f where f.path in {_listed(faults)} and f.kind = 'output' and f.step = v.step
+            and f.rank = v.rank and f.seq < v.seq and f.model is not distinct from v.model
+            and {module.format("f")} = {module.format("v")}
+            and (f.nan_count > 0 or f.posinf_count > 0 or f.neginf_count > 0))"""
+    return recording.query(
+        f"""
+        select fault, count(*) n, min(place) place from (
+            select {{'step': step, 'seq': seq, 'rank': rank}} place, {fault} fault, {SIGNS} from values v
+            where path in {_listed(paths)} and kind = 'output' and {NOT_FINITE}
+        ) where small and not born and not zeros group by fault
+        """
+    ).to_pylist()
+
+
+def _listed(texts: set[str]) -> str:
+    return "(" + ", ".join("'" + text.replace("'", "''") + "'" for text in sorted(texts)) + ")"
 
 
 _ORIGINS = {
@@ -109,7 +152,7 @@ def _first(recording: Recording, place: _Place, several: bool) -> FirstNonfinite
         step=step,
         rank=rank,
         origin=_origin(recording, row)
-        + ("; -inf alone may be a mask that it makes" if list(counts) == ["-inf"] else ""),
+        + ("; -inf alone may be a mask that it makes" if list(counts) == ["-inf"] and not op else ""),
     )
 
 

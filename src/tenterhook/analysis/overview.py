@@ -8,8 +8,8 @@ from typing import Any
 
 from tenterhook.address import ROOT, format_place, split_op
 from tenterhook.analysis.asked import Part, parts_of
-from tenterhook.analysis.nonfinite import COUNTS, NOT_FINITE, FirstNonfinite, Nonfinite, find_nonfinite
-from tenterhook.analysis.stuck import Stuck, find_stuck
+from tenterhook.analysis.nonfinite import COUNTS
+from tenterhook.analysis.numbers import Numbers, numbers_of
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording
 from tenterhook.recording.spelling import spelled
@@ -84,8 +84,8 @@ class Row:
         return split_op(self.path)[1] if self.type == "op" else ""
 
 
-@dataclass(frozen=True)
-class Overview:
+@dataclass(frozen=True, kw_only=True)
+class Overview(Numbers):
     """Counts over a whole recording.
 
     Attributes:
@@ -94,14 +94,6 @@ class Overview:
         modules: number of modules that were called.
         functions: number of functional calls between them, by place and name.
         calls: number of calls by phase.
-        values: number of tensors seen.
-        unmeasured: how many of them came without statistics, so that nobody knows whether they are finite.
-        nonfinite: how many of them have values that are no finite numbers, of those measured; None where none was.
-        masks: how many of these are masks: their -inf are meant.
-        first_nonfinite: the first that is no mask, and where it may have come from.
-        first_born: the first with a NaN or +inf, where that is another.
-        first_mask: the first that is a mask.
-        stuck: activations that gave only zeros, or only the ends of their range.
         error: the last call that raised, and what.
         crowded: the step with the most calls of one model itself: how many, its number and the model's name.
     """
@@ -113,21 +105,8 @@ class Overview:
     modules: int
     functions: int
     calls: dict[str, int]
-    values: int
-    unmeasured: int
-    nonfinite: int | None
-    masks: int
-    first_nonfinite: FirstNonfinite | None
-    first_born: FirstNonfinite | None
-    first_mask: FirstNonfinite | None
-    stuck: list[Stuck]
     error: tuple[str, str] | None
     crowded: tuple[int, int, str] | None
-
-
-_CAME = "dtype is distinct from 'none'"
-"""Of what never came, such as a gradient, there is nothing to measure."""
-_UNKNOWN = f"({_CAME} and (nan_count is null or posinf_count is null or neginf_count is null))"
 
 
 def overview(recording: Recording) -> Overview:
@@ -140,10 +119,6 @@ def overview(recording: Recording) -> Overview:
         "select count(*) filter (type is distinct from 'op') modules, count(*) filter (type = 'op') functions "
         "from (select distinct model, path, type from calls)"
     ).to_pylist()
-    [values] = recording.query(
-        f"select count(*) n, count(*) filter ({_CAME}) came, count(*) filter ({_UNKNOWN}) unknown, "
-        f"count(*) filter ({NOT_FINITE}) bad from values"
-    ).to_pylist()
     raised = recording.query(
         "select model, path, call, step, error from calls where error is not null order by seq desc limit 1"
     ).to_pylist()
@@ -152,8 +127,8 @@ def overview(recording: Recording) -> Overview:
         "group by rank, step, model order by n desc, step limit 1"
     ).to_pylist()
     several = len(recording.models) > 1
-    odd = find_nonfinite(recording, several=several) if values["bad"] else Nonfinite(None, None, 0, None)
     return Overview(
+        **vars(numbers_of(recording)),
         steps=steps["n"],
         first_step=steps["low"],
         last_step=steps["high"],
@@ -161,14 +136,6 @@ def overview(recording: Recording) -> Overview:
         modules=places["modules"],
         functions=places["functions"],
         calls={row["phase"]: row["n"] for row in phases},
-        values=values["n"],
-        unmeasured=values["unknown"],
-        nonfinite=None if 0 < values["came"] == values["unknown"] and not values["bad"] else values["bad"],
-        masks=odd.masks,
-        first_nonfinite=odd.first,
-        first_born=odd.first_born,
-        first_mask=odd.first_mask,
-        stuck=find_stuck(recording, several=several),
         error=(_call(raised[0], several), raised[0]["error"]) if raised else None,
         crowded=(full[0]["n"], full[0]["step"], full[0]["model"] or ROOT) if full else None,
     )

@@ -33,7 +33,7 @@ from tenterhook.backends._types import (
     Yielding,
 )
 from tenterhook.backends._unseen import to_user
-from tenterhook.errors import HookError, UnsupportedError
+from tenterhook.errors import HookError
 from tenterhook.recording import converters
 from tenterhook.selection import Entry
 from tenterhook.stats import RowBuffer
@@ -61,7 +61,6 @@ __all__ = [
     "Yielding",
     "find_backend",
     "loaded_backends",
-    "settle_alias",
     "to_user",
 ]
 
@@ -379,27 +378,3 @@ def find_backend(model: object) -> Backend:
         f"expected a torch Module or a MindSpore Cell, got {kind.__module__}.{kind.__qualname__}\n"
         "  pass the model itself (not its state dict, its class, its output or its forward function)"
     )
-
-
-def settle_alias(
-    backend: Backend, alias: Any, version: int | None, inner: Detachable | None, outer: Detachable | None, where: str
-) -> None:
-    """After a module has run, leave on only the tap that will see the gradient of its input.
-
-    That is ``inner``, on the alias that the module was given; but where the module has changed the alias in place it is
-    cut off from its gradient, and ``outer``, on the tensor itself as it was before, serves.
-
-    Raises:
-        UnsupportedError: the module has changed the alias in place, and the framework gives wrong gradients then.
-    """
-    if version is None or backend.version(alias) == version:
-        unwanted = outer
-    elif backend.works_in_place_on_aliases:
-        unwanted = inner
-    else:
-        raise UnsupportedError(
-            f"{where} changes its input in place: {backend.name} gives wrong gradients where that is watched\n"
-            "  leave it out when you ask for grad_input or hooks.backward; grad_output and backward_pre are safe"
-        )
-    if unwanted is not None:
-        unwanted.remove()

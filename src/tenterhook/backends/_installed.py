@@ -49,6 +49,7 @@ def is_ours(hook: Any) -> bool:
 
 def _site_of(hook: Any) -> Any:
     """Find the record of the user's callback behind a hook of ours; None for a recording's."""
+    hook = getattr(hook, "__wrapped__", hook)  # what keeps a hook of ours out of the user's modes
     parts: list[Any] = [hook, *(getattr(hook, name, None) for name in ("before", "after", "failed", "fn", "hook"))]
     parts += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     for part in parts:

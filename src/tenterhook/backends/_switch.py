@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
+
+from tenterhook._fork_locks import ForkLock
 
 __all__ = ["Switch"]
 
@@ -16,7 +17,7 @@ class Switch:
         self._set_off = set_off
         self._set_back: Callable[[], None] | None = None
         self._holders = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def hold(self, stack: contextlib.ExitStack) -> bool:
         """Switch off until ``stack`` is closed; False where it was off already, by somebody else's hand."""

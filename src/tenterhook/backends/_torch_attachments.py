@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+from tenterhook._fork_locks import ForkLock
 from tenterhook.backends import Suspendable
 from tenterhook.errors import HookError
 
-__all__ = ["Attachment", "iterated", "late_removals", "put_in_layer", "remove_late"]
+__all__ = ["Attachment", "iterated", "late_removals", "put_in_layer", "remove_late", "use_own_key"]
 
 _removals = itertools.count(1)
-_lock = threading.RLock()  # a signal's handler may take hooks off amid what holds it
-
-
-def _forked() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it, for ever here
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
+_keys = itertools.count(-1, -1)  # torch counts from 0 up
+_lock = ForkLock()  # reentrant: a signal's handler may take hooks off amid what holds it
 _being_iterated: list[Any] = []  # hook tables that torch walks through while a call of ours runs
 late_removals: list[Any] = []  # handles whose table was being walked through when they were to go
 
@@ -198,6 +188,28 @@ class _Taken:
                 if key in table:
                     table.move_to_end(key)
         return self.handle
+
+
+def use_own_key(handle: Any) -> None:
+    """Move a hook of ours, just put on, to a key that torch gives to no hook.
+
+    A class that copies or pickles itself in a way of its own takes our hooks along. What is loaded in another process would keep the
+    flags that go with the key there, and a hook that torch gives the same number would be called as ours was asked to be.
+    """
+    table, flags = handle.hooks_dict_ref(), [reference() for reference in handle.extra_dict_ref]
+    old, key = handle.id, next(_keys)
+    while key in table or any(key in one for one in flags):  # loaded with the module
+        key = next(_keys)
+    first = next(iter(table)) == old
+    for one in flags:
+        if old in one:
+            one[key] = one[old]
+    table[key] = table.pop(old)
+    if first:
+        table.move_to_end(key, last=False)
+    for one in flags:
+        one.pop(old, None)
+    handle.id = key
 
 
 def put_in_layer(table: Any, key: int, layer: int) -> None:

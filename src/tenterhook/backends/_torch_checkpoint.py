@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
+from tenterhook._fork_locks import ForkLock
 from tenterhook.backends._reruns import Reruns
 
 __all__ = [
@@ -50,7 +50,7 @@ class Region(Reruns):
 
 
 _nodes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the graphs that live: the regions with reentry that we know of
-_lock = threading.Lock()
+_lock = ForkLock()
 _asked: tuple[int, bool] = (-1, False)  # a backward pass, and whether it reenters
 _will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 

@@ -13,6 +13,7 @@ from torch import nn
 from tenterhook.backends._switch import Switch
 from tenterhook.backends._torch_checkpoint import seeing_reentry
 from tenterhook.backends._torch_compiled import CompiledRuns, hold_compiler
+from tenterhook.backends._torch_copying import copying_without_hooks
 from tenterhook.backends._torch_native import seeing_registration
 from tenterhook.backends._torch_scripting import scripting_without_hooks
 from tenterhook.backends._types import FUSED_OFF
@@ -40,6 +41,7 @@ def closed_fast_paths(model: nn.Module | None) -> Iterator[Sequence[str]]:
         told = _Told(CompiledRuns(model))
         _registration.hold(stack)
         _scripting.hold(stack)
+        _copying.hold(stack)
         _reentry.hold(stack)
         if any(isinstance(module, fused) for module in modules) and _fused_path.hold(stack):
             told.fused = [weakref.ref(module) for module in modules if isinstance(module, fused)]
@@ -88,3 +90,4 @@ _fused_path = Switch(_fused_path_off)
 _reentry = Switch(seeing_reentry)
 _registration = Switch(seeing_registration)
 _scripting = Switch(scripting_without_hooks)
+_copying = Switch(copying_without_hooks)

@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 
+# Torch's own, whatever somebody puts in their place meanwhile: these frames are inside those of theirs.
+_INNER, _OUTER = nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _WRAPPED_ATTRIBUTES = {  # class name -> attribute that holds the wrapped module; by name, so that nothing is imported for it
     "OptimizedModule": "_orig_mod",
@@ -187,15 +189,14 @@ def fused(model: nn.Module) -> set[str]:
 
 
 def running_modules() -> list[nn.Module]:
-    inner, outer = nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__
     found = []
     frame = sys._getframe(1)
     open_call = None  # whose outer frame is still to come
     while frame is not None:
-        if frame.f_code is inner:
+        if frame.f_code is _INNER:
             open_call = frame.f_locals["self"]
             found.append(open_call)
-        elif frame.f_code is outer:  # a call may begin, for us, where torch's inner frame is not there yet
+        elif frame.f_code is _OUTER:  # a call may begin, for us, where torch's inner frame is not there yet
             if frame.f_locals["self"] is not open_call:
                 found.append(frame.f_locals["self"])
             open_call = None

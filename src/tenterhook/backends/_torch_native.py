@@ -113,6 +113,7 @@ def _has_room(module: nn.Module) -> bool:
     attributes = module.__dict__
     return (
         type(module).__call__ is _call
+        and type(module).__getattribute__ is object.__getattribute__  # or _call_impl may be another than its class's
         and nn.Module.__call__ is _call
         and getattr(module, _ATTRIBUTE, None) is None
         and not any(_GLOBAL_TABLES)

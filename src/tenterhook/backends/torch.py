@@ -37,7 +37,7 @@ from tenterhook.backends import _torch_checkpoint as checkpoint
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_aliases import hand_back
-from tenterhook.backends._torch_attachments import Attachment, put_in_layer, remove_late
+from tenterhook.backends._torch_attachments import Attachment, put_in_layer, remove_late, use_own_key
 from tenterhook.backends._torch_compiled import is_under_compiled, look_for_compiled, runs
 from tenterhook.backends._torch_editing import Bypass, clip_together, constant, gradients, where
 from tenterhook.backends._torch_fast_paths import closed_fast_paths
@@ -186,6 +186,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
                 if native is not None:
                     hook = NATIVE.Before(*native, hook, layer)
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=layer == Layer.FIRST))
+                use_own_key(handles[-1])
                 put_in_layer(module._forward_pre_hooks, handles[-1].id, layer)
             if after is not None or failed is not None:
                 hook = AfterHook(after, failed, layer)
@@ -199,6 +200,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
                         prepend=layer == Layer.FIRST,
                     )
                 )
+                use_own_key(handles[-1])
                 put_in_layer(module._forward_hooks, handles[-1].id, layer)
         except BaseException:
             for handle in handles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -32,12 +33,21 @@ def with_us_between(command: Sequence[str], ours: Sequence[str]) -> list[str]:
     Raises:
         click.UsageError: the launcher is not installed, or starts no script that can be recorded.
     """
-    if shutil.which(command[0]) is None:
+    launcher = _found(command[0])
+    if launcher is None:
         raise click.UsageError(f"there is no command {command[0]!r} here\nit comes with torch: pip install torch")
     place, module = _target(command)
     between = ["-m", "tenterhook", "record", *ours, *(["-m"] if module else [])]
     options = command[: place - 1] if module else command[:place]
-    return [*options, *between, *command[place:]]
+    return [launcher, *options[1:], *between, *command[place:]]
+
+
+def _found(command: str) -> str | None:
+    """Find a launcher on the PATH, or beside the interpreter, whose environment need not be activated."""
+    if shutil.which(command) is not None:
+        return command
+    beside = Path(sys.executable).parent
+    return shutil.which(command, path=str(beside)) if Path(command).name == command else None
 
 
 def label_of(command: Sequence[str]) -> str:

@@ -15,9 +15,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.text import Text
 
+from tenterhook.analysis.numbers import Numbers, numbers_of
 from tenterhook.cli import script
 from tenterhook.cli.console import stderr_console
+from tenterhook.errors import RecordingError
+from tenterhook.recording import open_recording
 from tenterhook.reporters.summary import (
     print_failure,
     print_header,
@@ -26,7 +30,7 @@ from tenterhook.reporters.summary import (
     print_trouble,
     why_empty,
 )
-from tenterhook.script_recorder import ScriptRecorder, ScriptRequest
+from tenterhook.script_recorder import RecordSummary, ScriptRecorder, ScriptRequest
 
 __all__ = ["Terminated", "run"]
 
@@ -94,6 +98,11 @@ def _tell_misplaced(console: Console, target: script.Target, options: Sequence[s
         )
 
 
+def _safe() -> bool:
+    """Whether the interpreter was told (``-P``) to put no folder of a program's own first."""
+    return getattr(sys.flags, "safe_path", False)
+
+
 @dataclass
 class _Close:
     """Closes the recorder once, in the process that opened it, and prints the summary."""
@@ -104,6 +113,7 @@ class _Close:
     quiet: bool
     owner: int
     name: str
+    path: list[str] = field(default_factory=lambda: sys.path[0 if sys.flags.isolated or _safe() else 1 :])
     done: bool = False
     signalled: Terminated | None = None  # also where the script comes to its end before it is ended
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -141,13 +151,30 @@ class _Close:
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
             rank, world = self.session.rank, self.session.world
             who = f"rank {rank} of {world}" if world > 1 else ""
+            numbers = self._look(summary)
             if self.quiet or rank > 0:
-                print_trouble(self.console, summary, self.to, who=who)
+                print_trouble(self.console, summary, self.to, who=who, numbers=numbers)
             else:
-                print_summary(self.console, summary, self.to, who=who, world=world)
+                print_summary(self.console, summary, self.to, who=who, world=world, numbers=numbers)
             if not self.quiet and rank > 0:
                 print_failure(self.console, summary, self.to, who=who, rank=rank, name=self.name)
         return _NOTHING if why_empty(summary) else 0
+
+    def _look(self, summary: RecordSummary) -> Numbers | None:
+        """Look through the statistics that were written: of all ranks where this one speaks for them, else of what it had no time for."""
+        if why_empty(summary):
+            return None
+        path, rank = summary.path, self.session.rank
+        there, sys.path[:] = sys.path[:], self.path  # a module beside the script must not be taken for one of ours
+        try:
+            if rank > 0 and not open_recording(path, ranks=[0]).manifest.complete:
+                return None  # the first rank has still to tell, and reads what this one has written
+            return numbers_of(open_recording(path, ranks=None if rank == 0 else [rank]))
+        except RecordingError as error:  # `show` says the same of it
+            self.console.print(Text(f"tenterhook: {self.to} could not be looked through: {error}"), soft_wrap=True)
+            return None
+        finally:
+            sys.path[:] = there
 
 
 @contextlib.contextmanager

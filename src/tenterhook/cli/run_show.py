@@ -67,7 +67,7 @@ def page_of(
 
 
 def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], rank: int | None) -> Page:
-    ranks = opened.ranks or [0]
+    ranks, chosen = opened.ranks or [0], rank is not None
     if rank is None:
         rank = ranks[0]
     elif rank not in ranks:
@@ -91,9 +91,11 @@ def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], 
         step=step,
         steps=steps,
         rank=rank,
+        chosen=chosen,
         ranks=ranks,
         sites=sites,
         running=running,
+        ends=opened.ends,
     )
 
 

@@ -225,6 +225,7 @@ static PyObject *all_in_place(PyObject *module, PyObject *arounds)
         }
         PyObject *found = PyDict_GetItemWithError(attributes, name_compiled);
         Py_DECREF(attributes);
+        if (!found && PyErr_Occurred()) return NULL;
         if (found != value) Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;

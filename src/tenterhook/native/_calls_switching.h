@@ -13,11 +13,18 @@ static Around *around_of(Place *place)
     return around && Py_TYPE(around) == Around_Type && around->engine && !around->replaced ? around : NULL;
 }
 
-/* A module's attributes, a new reference; NULL without an exception where the module is no more. */
+/* A module and its attributes, new references; NULL without an exception where the module is no more. */
 static PyObject *attributes_of(Around *around, PyObject **module)
 {
     *module = PyWeakref_GetObject(around->ref);
+    Py_INCREF(*module);
     return *module == Py_None ? NULL : PyObject_GenericGetDict(*module, NULL);
+}
+
+static int left_to_python(PyObject *module)
+{
+    Py_XDECREF(module);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int among_arounds(Around *around, int is)
@@ -36,8 +43,8 @@ static int among_arounds(Around *around, int is)
 static int take_off(Place *place)
 {
     Around *around = around_of(place);
-    PyObject *module, *attributes = around ? attributes_of(around, &module) : NULL;
-    if (!attributes) return PyErr_Occurred() ? -1 : 0;
+    PyObject *module = NULL, *attributes = around ? attributes_of(around, &module) : NULL;
+    if (!attributes) return left_to_python(module);
     int taken = PyDict_GetItemWithError(attributes, name_compiled) == (PyObject *)around;
     Py_INCREF(around);
     int failed = PyErr_Occurred() || (taken && (PyDict_DelItem(attributes, name_compiled) || among_arounds(around, 0)));
@@ -48,6 +55,7 @@ static int take_off(Place *place)
         put(&place->attachment, Py_None);
     }
     Py_DECREF(around);
+    Py_DECREF(module);
     return failed ? -1 : taken;
 }
 
@@ -70,8 +78,9 @@ static int has_room(Engine *engine, PyObject *module, PyObject *attributes)
 static int put_on(Place *place)
 {
     Around *around = place->resting && place->resting != Py_None ? around_of(place) : NULL;
-    PyObject *module, *attributes = around ? attributes_of(around, &module) : NULL;
-    if (!attributes) return PyErr_Occurred() ? -1 : 0;
+    PyObject *module = NULL, *attributes = around ? attributes_of(around, &module) : NULL;
+    if (!attributes) return left_to_python(module);
+    Py_INCREF(around); /* code of the module's class may run in between */
     int room = has_room(around->engine, module, attributes);
     if (room > 0) {
         if (PyDict_SetItem(attributes, name_compiled, (PyObject *)around) || among_arounds(around, 1)) room = -1;
@@ -80,6 +89,8 @@ static int put_on(Place *place)
         put(&place->resting, Py_None);
     }
     Py_DECREF(attributes);
+    Py_DECREF(around);
+    Py_DECREF(module);
     return room;
 }
 

@@ -63,6 +63,7 @@ class DiskSource:
                 raise RecordingError(f"{self._path} has no rank {missing[0]}; it has {_span(sorted(folders))}")
             folders = {rank: folders[rank] for rank in sorted(set(self._wanted))}
         self._folders = folders
+        self._ends = _ends([one for one in manifests if self._wanted is None or one.rank in folders])
         self._manifest = _merge(manifests, len(folders) if self._wanted is None else None)
         self.look()
 
@@ -80,6 +81,11 @@ class DiskSource:
     def manifest(self) -> Manifest:
         """The manifest; of several ranks, the first's, complete when all are."""
         return self._manifest
+
+    @property
+    def ends(self) -> dict[int, str]:
+        """The exceptions that ended the ranks which are read, the earliest first."""
+        return self._ends
 
     @property
     def path(self) -> Path | None:
@@ -313,7 +319,7 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
         if not whole:
             reasons.append(f"only {len(manifests)} of {first.world} ranks are there")
         first.partial = "; ".join(filter(None, reasons)) or None
-        first.error = _of_ranks(manifests, "error")
+        first.error = "; ".join(f"rank {rank}: {words}" for rank, words in _ends(manifests).items()) or None
         first.tensors_stopped = _of_ranks(manifests, "tensors_stopped")
         first.lost_rows = sum(manifest.lost_rows for manifest in manifests)
     return first
@@ -322,6 +328,12 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
 def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
     told = ((manifest.rank, getattr(manifest, name)) for manifest in manifests)
     return "; ".join(f"rank {rank}: {words}" for rank, words in told if words) or None
+
+
+def _ends(manifests: list[Manifest]) -> dict[int, str]:
+    """Say what ended each rank, the earliest first: the others may only have lost their connection to it."""
+    ended = sorted(manifests, key=lambda one: (one.ended is None, one.ended, one.rank))
+    return {one.rank: (one.error.splitlines() or [""])[0] for one in ended if one.error}
 
 
 def _streams(files: RankFiles, name: str, notes: dict[str, str]) -> pa.Table:

@@ -70,12 +70,19 @@ class Recording:
 
     @property
     def ended_by(self) -> str | None:
-        """The exception that ended what was recorded, `"ValueError: bad batch"`; of several ranks, each after its rank.
+        """The exception that ended what was recorded, `"ValueError: bad batch"`; of several ranks, as in `ends`.
 
         None where the run, or the body of the `with`, came to its end, and where nobody could say: it still runs, or was
         killed (`manifest.complete` is false then).
         """
         return self.manifest.error
+
+    @property
+    def ends(self) -> dict[int, str]:
+        """The exceptions that ended its ranks, by rank, the earliest first: others may only have lost their connection."""
+        if isinstance(self._source, DiskSource):
+            return self._source.ends
+        return {self.manifest.rank: self.manifest.error} if self.manifest.error else {}
 
     @property
     def path(self) -> Path | None:

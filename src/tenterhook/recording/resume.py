@@ -141,6 +141,8 @@ def _whole_until(old: Manifest, reached: int) -> int:
         whole = old.steps
     elif old.complete and old.partial is None:
         whole = max(reached, old.steps - 1)  # an exception came in the last one
+    elif old.complete:
+        whole = reached  # from somewhere on rows are missing
     else:
         whole = max(reached, old.steps)
     begins = [begin for begin, end in old.gaps if begin <= whole <= end]

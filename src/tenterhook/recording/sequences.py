@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -56,6 +57,8 @@ class TensorSequence(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return TensorSequence(self._places[index], self._store, self._framework)
+        if not -len(self) <= operator.index(index) < len(self):
+            raise IndexError(f"tensor {index} of {len(self)}")
         return self._given(self._stored(self._places[index]))
 
     def sample(self, index: int, at: int) -> Any:

@@ -14,13 +14,16 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tenterhook import __version__
+from tenterhook.analysis.numbers import Numbers
 from tenterhook.reporters.numbers import count, plural, share, size, span
+from tenterhook.reporters.verdict import about_numbers, finite, some
 
 if TYPE_CHECKING:
     from tenterhook.script_recorder import RecordSummary
 
 __all__ = [
     "MANY",
+    "cost",
     "covered",
     "crowded",
     "facts",
@@ -31,14 +34,15 @@ __all__ = [
     "print_note",
     "print_summary",
     "print_trouble",
-    "some",
     "why_empty",
     "wrap",
 ]
 
-_SHOWN = 6
 MANY = 10
 """From so many forwards of a model in one step on, what ends a step is said."""
+
+_TELLING = 1.0
+"""A run of so many seconds tells what hooks add to it: what is done once, at the first call, no longer is the most of it."""
 
 _LABEL = 9
 """Width of the column of labels."""
@@ -86,7 +90,9 @@ def print_note(console: Console, text: str) -> None:
     console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
 
 
-def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1) -> None:
+def print_summary(
+    console: Console, summary: RecordSummary, to: Path, *, who: str = "", world: int = 1, numbers: Numbers | None = None
+) -> None:
     """Print how it went: one verdict, why, how much was covered, what it cost, and what to do next.
 
     Args:
@@ -95,6 +101,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         to: the recording's directory as it was named.
         who: which of several processes this is of.
         world: how many there are.
+        numbers: what is known of the numbers in the recording, of all its processes.
     """
     console.print()  # the script may have left the line as a progress bar does, without a line feed
     console.print(Rule(f"tenterhook, {who}" if who else "tenterhook", align="left", characters="-", style="dim"))
@@ -112,6 +119,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         verdict = f"recorded {seen}"
         if summary.lost_rows:
             verdict = f"saw {seen}; {summary.lost_rows:,} of these {rows_seen:,} rows are not stored"
+        verdict += _numbers(numbers, summary, world)
         state, style = "complete", "bold green"
         if summary.partial or summary.error:
             state, style = "PARTIAL" if summary.partial else "STOPPED", "bold yellow"
@@ -120,6 +128,9 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         rows.append(("why", summary.partial))
     if summary.error:
         rows.append(("ended", _ended(summary.error, world)))
+    if numbers is not None and not empty:
+        rows += about_numbers(numbers, str(to), ranks=world > 1)
+        style = "bold red" if numbers.first_nonfinite else style
     if summary.nothing_called:
         why = "; ".join(f"{name}: {reason}" for name, reason in summary.missing)
         rows.append(("why", why or "the script called no model while it was recorded"))
@@ -134,7 +145,7 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
     rows.append(
         (
             "cost",
-            f"{span(summary.wall_seconds)}, {share(summary.cost_fraction)} in our hooks; {size(summary.size_bytes)}",
+            f"{cost(summary.wall_seconds, summary.hook_seconds)}; {size(summary.size_bytes)}",
         )
     )
     if world > 1:
@@ -143,6 +154,15 @@ def print_summary(console: Console, summary: RecordSummary, to: Path, *, who: st
         )
     rows.append(("kept", f"{to}; it is empty and does not count as @0") if empty else ("next", f"tenterhook show {to}"))
     facts(console, verdict, state, style, rows)
+
+
+def _numbers(numbers: Numbers | None, summary: RecordSummary, world: int) -> str:
+    """Say behind what one process recorded whether the numbers are finite."""
+    if numbers is None:
+        return ""
+    if world == 1 and numbers.values == summary.values:
+        return finite(numbers)
+    return f"; in {'all ranks' if world > 1 else 'the recording'} {plural(numbers.values, 'value')}{finite(numbers)}"
 
 
 _FROM_OUTSIDE = ("Terminated", "KeyboardInterrupt")
@@ -172,6 +192,18 @@ def of_steps(recorded: int, made: int) -> str:
     return plural(recorded, "step") if recorded >= made else f"{count(recorded)} of {plural(made, 'step')}"
 
 
+def cost(wall: float, hooks: float) -> str:
+    """Write how long a run was and what our hooks have added to it; of a short one, whose first steps cost more, only the former.
+
+    Args:
+        wall: seconds from the first call of a model, or from the start of a recording, to the end.
+        hooks: seconds of these in our hooks.
+    """
+    rest = wall - hooks
+    what = f"{share(hooks / rest)} in our hooks" if rest >= _TELLING else "too short to say what our hooks add"
+    return f"{span(wall)}, {what}"
+
+
 def crowded(calls: int, step: int, model: str) -> str:
     """Say that a step holds many forwards of a model, and why that may be."""
     return (
@@ -183,7 +215,7 @@ def crowded(calls: int, step: int, model: str) -> str:
 def in_turn(steps: Sequence[int]) -> str:
     """Say that optimizers step in turn, each step of one counting as a step, and what to do."""
     return (
-        f"{len(steps)} optimizers step in turn ({', '.join(f'{one:,}' for one in steps)} times), and each of these ends a step: "
+        f"{len(steps)} optimizers step in turn (they made {', '.join(f'{one:,}' for one in steps)} steps), and each of these ends a step: "
         "rec.step() of th.record, once an iteration, says otherwise"
     )
 
@@ -199,8 +231,10 @@ def why_empty(summary: RecordSummary) -> str | None:
     return None if summary.modules_fired else "no selected module was called"
 
 
-def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: str = "") -> None:
-    """Print one line where a recording is empty or partial, and nothing where all is well: the summary for the quiet."""
+def print_trouble(
+    console: Console, summary: RecordSummary, to: Path, *, who: str = "", numbers: Numbers | None = None
+) -> None:
+    """Print what is wrong with a recording or with its numbers, and nothing where all is well: the summary for the quiet."""
     empty = why_empty(summary)
     us = f"tenterhook, {who}" if who else "tenterhook"
     if empty:
@@ -209,6 +243,12 @@ def print_trouble(console: Console, summary: RecordSummary, to: Path, *, who: st
             console.print(Text(f"  {covered(0, summary.modules_selected, summary.missing)}"), soft_wrap=True)
     if summary.partial:
         console.print(Text(f"{us}: {to} is partial: {summary.partial}"), soft_wrap=True)
+    if numbers is not None and not empty:
+        for label, words in about_numbers(numbers, str(to), ranks=bool(who)):
+            if label.endswith("!"):
+                console.print(Text(f"{us}: {label} {words}"), soft_wrap=True)
+            elif label == "next":
+                console.print(Text(f"  {label} {words}"), soft_wrap=True)
 
 
 def covered(fired: int, selected: int, missing: Sequence[tuple[str, str]]) -> str:
@@ -246,9 +286,3 @@ def wrap(text: str, width: int) -> list[str]:
     """Break a text into lines between words; words, such as paths, are never broken."""
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def some(names: Sequence[str]) -> str:
-    """Write the first few of many names."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,15 +9,14 @@ from rich.console import Console
 from rich.text import Text
 
 from tenterhook.address import ROOT
-from tenterhook.analysis.nonfinite import FirstNonfinite
 from tenterhook.analysis.overview import Overview, Row
-from tenterhook.analysis.stuck import Stuck
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
 from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, Narrow, aligned
 from tenterhook.reporters.guides import draw_guides
-from tenterhook.reporters.numbers import plural, share, span
-from tenterhook.reporters.summary import MANY, covered, crowded, facts, in_turn, of_steps, some, wrap
+from tenterhook.reporters.numbers import plural
+from tenterhook.reporters.summary import MANY, cost, covered, crowded, facts, in_turn, of_steps, wrap
+from tenterhook.reporters.verdict import about_numbers, finite
 
 __all__ = ["FORMS", "Page", "print_page"]
 
@@ -48,9 +46,11 @@ class Page:
         step: the step that `rows` is of; None for all steps.
         steps: every recorded step.
         rank: the process that `rows` is of.
+        chosen: whether it was asked for.
         ranks: every process.
         sites: the sites that were asked for; empty for all.
         running: the processes on this machine that write it now.
+        ends: the exceptions that ended the processes, the earliest first.
     """
 
     name: str
@@ -61,9 +61,11 @@ class Page:
     step: int | None
     steps: Sequence[int]
     rank: int = 0
+    chosen: bool = False
     ranks: Sequence[int] = (0,)
     sites: Sequence[str] = field(default=())
     running: Sequence[int] = field(default=())
+    ends: Mapping[int, str] = field(default_factory=dict)
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100, wide: bool = False) -> None:
@@ -114,7 +116,7 @@ def _print_verdict(console: Console, page: Page) -> None:
     counts = [of_steps(seen.steps, manifest.steps), plural(seen.modules, "module")]
     counts += [plural(seen.functions, "function")] if seen.functions else []
     counts.append(plural(sum(seen.calls.values()), "call"))
-    text = f"{', '.join(counts)}, {plural(seen.values, 'value')}{_finite(seen)}"
+    text = f"{', '.join(counts)}, {plural(seen.values, 'value')}{finite(seen)}"
     rows: list[tuple[str, str]] = []
     if page.running:
         state, style = "RUNNING", "bold cyan"
@@ -135,23 +137,16 @@ def _print_verdict(console: Console, page: Page) -> None:
         state, style = "STOPPED", "bold yellow"
     else:
         state, style = "complete", "bold green"
-    if manifest.error:
-        rows.append(("ended", f"by {manifest.error}"))
+    rows += _ended(page)
     if manifest.resumed:
-        rows.append(("resumed", f"from step {', '.join(map(str, manifest.resumed))}, after it had ended early"))
+        steps = "step" if len(manifest.resumed) == 1 else "steps"
+        rows.append(("resumed", f"from {steps} {', '.join(map(str, manifest.resumed))}, after it had ended early"))
     if manifest.tensors_stopped:
         rows.append(("tensors", f"no longer stored from some point on: {manifest.tensors_stopped}"))
     if seen.error:
         rows.append(("raised", f"{seen.error[0]}: {seen.error[1]}"))
-    if seen.first_nonfinite:
-        style = "bold red"
-        rows += _first(page, seen.first_nonfinite, "first !", aim=True)
-    if seen.first_born:
-        rows += _first(page, seen.first_born, "then !")
-    if seen.first_mask:
-        why = "-inf that a function put there or was given, or beside zeros alone"
-        rows.append(("masks", f"the first is {seen.first_mask.address}; {why}"))
-    rows += _stuck(seen.stuck)
+    style = "bold red" if seen.first_nonfinite else style
+    rows += about_numbers(seen, page.name, ranks=len(page.ranks) > 1)
     rows.append(("run", _run(manifest)))
     if manifest.edits:
         rows.append(("edits", f"were on: {_edits(manifest.edits)}"))
@@ -167,45 +162,14 @@ def _print_verdict(console: Console, page: Page) -> None:
     facts(console, text, state, style, rows)
 
 
-def _first(page: Page, first: FirstNonfinite, label: str, *, aim: bool = False) -> list[tuple[str, str]]:
-    """Say where something not finite is; with what to type next where that is the aim."""
-    what = ", ".join(f"{amount:,} {word}" for word, amount in first.counts.items())
-    several = len(page.ranks) > 1 or first.rank > 0
-    where, rank = (f" of rank {first.rank}", f" --rank {first.rank}") if several else ("", "")
-    if not aim:
-        return [(label, f"{first.address}{where} has {what}")]
-    site = shlex.quote(first.place)
-    return [
-        (label, f"{first.address}{where} has {what}; {first.origin}"),
-        ("next", f"tenterhook show {page.name}{rank} --step {first.step} --site {site}"),
-    ]
-
-
-def _stuck(stuck: Sequence[Stuck]) -> list[tuple[str, str]]:
-    """Name the activations that pass nothing on, a line for each thing that they give."""
-    by_what: dict[str, list[Stuck]] = {}
-    for one in stuck:
-        by_what.setdefault(one.gives, []).append(one)
-    rows = []
-    for what, those in by_what.items():
-        names = some([f"{one.place} ({one.type})" if one.type else one.place for one in those])
-        give = f"activation{' gives' if len(those) == 1 else 's give'} only {what}"
-        rows.append(("stuck !", f"{len(those):,} {give}, in every call: {names}"))
-    return rows
-
-
-def _finite(seen: Overview) -> str:
-    """Say how many values are not finite, and of how many that is not known."""
-    if seen.nonfinite is None:
-        return ", none of them measured (no statistics)"
-    unknown = f"{seen.unmeasured:,} not measured (no statistics)"
-    masks = f"{plural(seen.masks, 'mask')} of -inf" if seen.masks else ""
-    if seen.nonfinite > seen.masks:
-        bad = f"{seen.nonfinite - seen.masks:,} of them not finite"
-        return "".join(f", {part}" for part in (bad, masks, unknown if seen.unmeasured else "") if part)
-    if seen.unmeasured:
-        return f", {unknown}, the others finite{f' but for {masks}' if masks else ''}"
-    return f", all finite{f' but for {masks}' if masks else ''}" if seen.values else ""
+def _ended(page: Page) -> list[tuple[str, str]]:
+    """Say what ended the run; of several processes a line each, that which is shown first, then the earliest."""
+    error = page.manifest.error
+    if len(page.ranks) < 2 or not page.ends:
+        return [("ended", f"by {error}")] if error else []
+    ranks = sorted(page.ends, key=lambda rank: not (page.chosen and rank == page.rank))
+    rows = [("ended", f"rank {rank} by {page.ends[rank]}") for rank in ranks[:_LISTED]]
+    return [*rows, ("", f"and {plural(len(ranks) - _LISTED, 'more rank')}")] if len(ranks) > _LISTED else rows
 
 
 def _edits(edits: Sequence[Mapping[str, object]]) -> str:
@@ -226,16 +190,10 @@ def _run(manifest: Manifest) -> str:
     if manifest.started:
         parts.append(manifest.started[:16].replace("T", " "))
     if manifest.cost.wall_seconds:
-        parts.append(span(manifest.cost.wall_seconds))
-        parts.append(_cost(manifest))
+        parts.append(cost(manifest.cost.wall_seconds, manifest.cost.hook_seconds))
     if manifest.note:
         parts.append(f"note: {manifest.note}")
     return "; ".join(parts) or "nothing is known of the run"
-
-
-def _cost(manifest: Manifest) -> str:
-    ours, wall = manifest.cost.hook_seconds, manifest.cost.wall_seconds
-    return f"{share(ours / max(wall - ours, 1e-9))} in our hooks"
 
 
 def _cover(page: Page) -> str:
