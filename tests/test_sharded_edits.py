@@ -24,4 +24,4 @@ def test_edits_of_shards_are_those_of_the_whole_and_come_before_observers() -> N
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done", "done"]
+    assert done.stdout.count("done") == 2  # lines of two processes may run into one another

@@ -43,7 +43,6 @@ class WeightUse:
 
     def __init__(self, backend: Backend, model: Any) -> None:
         self._backend = backend
-        self._marks = backend.unseen(self._all_marks)
         self._before = self._marks(model)
         self._used: set[str] = set()
         self._shared: dict[str, set[str]] = {}
@@ -51,6 +50,9 @@ class WeightUse:
             owners = {entry.path, *(alias.rpartition(".")[0] for alias in entry.aliases)}
             for owner in owners if len(owners) > 1 else ():
                 self._shared.setdefault(owner, set()).update(owners - {owner})
+
+    def _marks(self, model: Any) -> dict[str, tuple[str, object]]:
+        return self._backend.unseen(self._all_marks)(model)  # not kept: it would hold itself
 
     def _all_marks(self, model: Any) -> dict[str, tuple[str, object]]:
         return {
