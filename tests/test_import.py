@@ -114,3 +114,9 @@ def test_each_module_imports_on_its_own() -> None:
 
 def test_types_are_shipped() -> None:
     assert importlib.resources.files(tenterhook).joinpath("py.typed").is_file()
+
+
+def test_what_is_listed_is_what_is_public() -> None:
+    import tenterhook
+
+    assert dir(tenterhook) == sorted(tenterhook.__all__)

@@ -167,6 +167,7 @@ def test_a_canonical_path_wins_over_a_raw_one() -> None:
         ("bert.encoder.layers.1.attn", "nearest: 'encoder.layers.1.attn'"),
         ("layers.1.attn", "nearest: 'encoder.layers.1.attn'"),
         ("attn:output", "nearest: 'attn'"),
+        ("attn:output[0]#1", "':output' is a part of an address in a recording; here a module is selected"),
         ("emb.**", "no module matches 'emb.**' (25 known)\n  nearest: 'emb'"),
         ("type:conv2D", "nearest: 'type:Conv2d' (7)"),
         ("type:Transformer", "types known: 'type:Layer'"),

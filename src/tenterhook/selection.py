@@ -299,8 +299,8 @@ def _regex(text: str) -> re.Pattern[str]:
 def _nothing(item: _Item, entries: Sequence[Entry], what: str, parameters: Collection[str]) -> SelectionError:
     first = f"no {what} matches {item.text!r} ({len(entries)} known)"
     if isinstance(item.value, str):
-        hint = _kind_hint(item.value, entries) or parameter_hint(item.value, parameters, _glob_or_none)
-        lines = hint or nearest(item.value, entries, what, _glob_or_none)
+        hint = parameter_hint(item.value, parameters, _glob_or_none)
+        lines = hint or [*_kind_hint(item.value), *nearest(item.value, entries, what, _glob_or_none)]
     elif isinstance(item.value, re.Pattern):
         lines = ["a regular expression must match the whole path; put '.*' where anything may stand"]
     elif isinstance(item.value, type):
@@ -312,14 +312,14 @@ def _nothing(item: _Item, entries: Sequence[Entry], what: str, parameters: Colle
     return SelectionError("\n  ".join([first, *lines]))
 
 
-def _kind_hint(text: str, entries: Sequence[Entry]) -> list[str]:
+def _kind_hint(text: str) -> list[str]:
     """Return the line for a text that ends in the kind of an address, ``features.0:output``; none for any other."""
-    before, colon, kind = text.rpartition(":")
-    if not colon or not re.match(rf"({'|'.join(one.value for one in Kind)})\b", kind):
+    kind = re.match("[a-z_]*", text.rpartition(":")[2])
+    if ":" not in text or kind is None or kind[0] not in [one.value for one in Kind]:
         return []
-    what = f"':{kind}' is a part of an address in a recording; what is hooked is a module, and the method says its kind"
-    known = any(entry.path == before for entry in entries)
-    return [f"{what}: {before!r}" if known else what]
+    return [
+        f"':{kind[0]}' is a part of an address in a recording; here a module is selected, and not what of it is meant"
+    ]
 
 
 def _glob_or_none(text: str) -> Callable[[str], object] | None:

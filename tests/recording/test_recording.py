@@ -76,6 +76,7 @@ def test_steps_and_models(build: Build) -> None:
     assert recording.models == ["Net"]
     assert recording.ranks == [0]
     assert "Recording of Net" in repr(recording) and "3 steps" in repr(recording)
+    assert str(recording).startswith("Recording of Net") and "\n  3 steps, " in str(recording)
 
 
 def test_a_recording_without_rows_answers(build: Build) -> None:

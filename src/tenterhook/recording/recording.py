@@ -16,6 +16,7 @@ from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, 
 from tenterhook.recording import converters, query
 from tenterhook.recording.call import Call, call_from_row
 from tenterhook.recording.coverage import Coverage, coverage_of
+from tenterhook.recording.describe import describe
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
@@ -302,8 +303,12 @@ class Recording:
         state += f", partial: {manifest.partial}" if manifest.partial else ""
         ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
         models = ", ".join(self.models[:3]) or "no model"
-        steps = manifest.steps if manifest.complete and manifest.steps else len(self.steps)
+        steps = len(self.steps)
+        steps = f"{steps} of {manifest.steps}" if manifest.steps > steps else steps
         return f"Recording of {models} ({where}): {steps} steps{ranks}{state}"
+
+    def __str__(self) -> str:
+        return describe(self)
 
     # what calls and modules ask (see call.Lookup)
 
