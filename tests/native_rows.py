@@ -19,7 +19,6 @@ NATIVE_ONLY = [
     ),
 ]
 
-
 Rows = tuple[list[dict[str, Any]], list[dict[str, Any]], str]
 
 

@@ -24,7 +24,6 @@ from tests.properties.trees import WIDTH, Boom, Spec, build, specs, unwrap
 
 pytestmark = NATIVE_ONLY
 
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "order and shapes": {"stats": None, "kinds": ["output"]},
