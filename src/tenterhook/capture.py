@@ -53,8 +53,7 @@ class Capture:
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
         self.raised: str | None = None  # the class of the last exception that ended a call
-        self._closed = False
-        self._hook_ns = 0
+        self._closed, self._hook_ns = False, 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
         self._listener = listener
         self.rows = RowCapture(backend, sink, options, self.tracker, listener)
@@ -64,7 +63,6 @@ class Capture:
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
         self._wants_grad_output, self._wants_grad_input = "grad_output" in kinds, "grad_input" in kinds
-
         if self._engine is not None:
             self._go_native(self._engine)
 
@@ -82,12 +80,9 @@ class Capture:
     def _put_back(self) -> None:
         """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""
         for watched in self.watched:
-            if (
-                watched.attachment is not None
-                and not watched.attachment.live
-                and isinstance(watched.attachment, Yielding)
-            ):
-                watched.attachment.give_way()
+            attachment = watched.attachment
+            if isinstance(attachment, Yielding) and not attachment.live:
+                attachment.give_way()
 
     @property
     def closed(self) -> bool:
@@ -196,9 +191,9 @@ class Capture:
                 self.failure = f"{reason}; hooks could not be taken off: {type(error).__name__}: {error}"
 
     def _give_up(self, error: Exception) -> None:
-        told = self.failure is not None
+        first = self.failure is None
         self.stop(f"{type(error).__name__}: {error}")
-        if not told:
+        if first:
             _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
 
     def guarded(self, handler: Callable[..., Any], *arguments: Any) -> Any:
@@ -372,9 +367,9 @@ class Capture:
 
     def _never_ended(self, calls: Iterable[LiveCall], text: str) -> None:
         for call in calls:
-            if call.aliases is not None:
-                call.aliases.drop()
-                call.aliases = None
+            aliases, call.aliases = call.aliases, None
+            if aliases is not None:
+                aliases.drop()
             if call.recorded:
                 self.rows.call(call, self.tracker.now_ns(), text)
 

@@ -10,7 +10,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError
 from tenterhook.recording import converters, query
@@ -22,9 +21,10 @@ from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
+from tenterhook.recording.saving import manifest_of_copy, without_keys
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
-from tenterhook.recording.value import STALE, Value, value_from_row
+from tenterhook.recording.value import Value, value_from_row
 from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
@@ -267,13 +267,13 @@ class Recording:
         calls, values = (self._source.table(name).drop_columns(["rank"]) for name in ("calls", "values"))
         named = dict.fromkeys(values["tensor"].drop_null().to_pylist())
         keys = [key for key in named if self._source.has_tensor(key, ranks[0])]
-        copy = self._copied_manifest(lost=0 if self.path is None else len(named) - len(keys))
+        copy = manifest_of_copy(self, lost=0 if self.path is None else len(named) - len(keys))
         sink = DiskSink(Path(path), copy, rank=copy.rank, overwrite=overwrite)
         for batch in calls.to_batches():
             sink.write_calls(batch)
         stale = sorted(named.keys() - set(keys)) if self.path is None else []
         if stale:
-            values = _without(values, stale)
+            values = without_keys(values, stale)
         for key in keys:
             sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
         for batch in values.to_batches():
@@ -282,19 +282,6 @@ class Recording:
         if sink.failure:
             raise RecordingError(f"{path} was not written whole: {sink.failure}")
         return self
-
-    def _copied_manifest(self, *, lost: int) -> Manifest:
-        copy = Manifest.from_json(self.manifest.to_json())
-        copy.rank = self.ranks[0]
-        reasons = [copy.partial, *self.notes]
-        if not copy.complete:
-            state = "while it was being recorded" if self.path is None else "though it was never closed"
-            reasons.append(f"saved {state}, with {len(self.steps)} steps so far")
-            copy.steps = copy.steps or len(self.steps)
-        if lost and copy.tensors_stopped is None:
-            reasons.append(f"{lost} tensors that rows name had not been stored")
-        copy.partial = "; ".join(filter(None, reasons)) or None
-        return copy
 
     def __repr__(self) -> str:
         manifest = self.manifest
@@ -395,14 +382,3 @@ class Recording:
             rows = self.query("SELECT model, path FROM calls GROUP BY ALL ORDER BY min(rank), min(seq)").to_pylist()
             seen = [(row["model"], row["path"]) for row in rows]
         return list(dict.fromkeys((model or "", path or "") for model, path in seen))
-
-
-def _without(values: pa.Table, stale: list[str]) -> pa.Table:
-    """Take out the keys of tensors that are no longer what was seen, and say so."""
-    column, note = values.column_names.index("tensor"), values.column_names.index("note")
-    compute: Any = pc  # its functions are made at import, unseen by type checkers
-    gone = compute.is_in(values["tensor"], value_set=pa.array(stale, pa.string()))
-    keys = compute.if_else(gone, pa.scalar(None, pa.string()), values["tensor"])
-    notes = compute.if_else(gone, pa.scalar(STALE), values["note"].cast(pa.string()))
-    values = values.set_column(column, values.schema.field(column), keys)
-    return values.set_column(note, values.schema.field(note), notes.cast(values.schema.field(note).type))
