@@ -89,8 +89,9 @@ def test_what_cannot_be_launched(monkeypatch: pytest.MonkeyPatch, args: list[str
     assert len(result.err.splitlines()) <= 3
 
 
-def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", str(here / "python"))
     assert "there is no command 'torchrun' here" in tenterhook("record", "--", "torchrun", "train.py").err
 
 
