@@ -33,7 +33,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTHON_MINDSPORE ?= $(firstword $(foreach p,python3.11 python3.12 python3.10 $(PYTHON),$(shell \
 	$(p) -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $(p))))
 
-NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch])
+NATIVE := setup.py $(wildcard src/tenterhook/stats/*.[ch] src/tenterhook/native/*.[ch])
 MS_TESTS := $(wildcard tests/mindspore tests/contract)
 
 .DEFAULT_GOAL := help
