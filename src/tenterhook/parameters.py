@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -184,7 +185,7 @@ class ParameterWatch:
             return
         backend = self._capture.backend
         shaped = self._shaped()
-        with backend.untracked():
+        with backend.untraced() or contextlib.nullcontext(), backend.untracked():
             if self._wants_value:
                 for one, parameter in shaped:
                     self._capture.rows.parameter_value(one.watched, "param", one.name, parameter, self._step)

@@ -260,3 +260,15 @@ def test_tracing_in_a_session_gives_a_graph_without_our_hooks() -> None:
     assert torch.equal(graph(x), model(x))
     assert torch.equal(program.module()(x), model(x))
     assert rec.recording.manifest.partial is None
+
+
+@pytest.mark.usefixtures("loaded_compiler")
+@pytest.mark.parametrize("kinds", [["output"], ["grad_input"], ["update"], ["input", "param", "param_grad", "update"]])
+def test_the_graph_of_an_export_in_a_session_is_the_bare_one(kinds: list[str]) -> None:
+    """Row 19, same kind: nothing that a recording computes becomes a node, aliases of inputs and copies of parameters included."""
+    model = make_net()
+    x = torch.ones(1, 2)
+    bare = torch.export.export(model, (x,), strict=False).graph_module.code
+    with th.record(model, kinds=kinds, on_error="raise"):
+        assert torch.export.export(model, (x,), strict=False).graph_module.code == bare
+    assert torch.export.export(model, (x,), strict=False).graph_module.code == bare

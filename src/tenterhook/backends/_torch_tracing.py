@@ -1,4 +1,4 @@
-"""Staying out of the graphs that ``torch.jit.trace`` makes of what runs."""
+"""Staying out of the graphs that ``torch.jit.trace`` and ``torch.export`` make of what runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 
 __all__ = ["untraced"]
 
@@ -16,10 +17,16 @@ _get_state = _C._get_tracing_state
 _set_state = _C._set_tracing_state
 
 
+_is_included = _C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = _C.DispatchKey.PreDispatch
+
+
 def untraced() -> AbstractContextManager[None] | None:
     """While a trace is being made: a context in which what is done stays out of it, and sizes are plain numbers. Else None."""
     state = _get_state()
-    return None if state is None else _without(state)
+    if state is not None:
+        return _without(state)
+    return disable_proxy_modes_tracing() if _is_included(_PRE_DISPATCH) and get_proxy_mode() is not None else None
 
 
 @contextlib.contextmanager
