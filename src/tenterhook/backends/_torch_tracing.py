@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
@@ -26,7 +26,9 @@ def untraced() -> AbstractContextManager[None] | None:
     state = _get_state()
     if state is not None:
         return _without(state)
-    return disable_proxy_modes_tracing() if _is_included(_PRE_DISPATCH) and get_proxy_mode() is not None else None
+    if not _is_included(_PRE_DISPATCH) or get_proxy_mode() is None:
+        return None
+    return cast("AbstractContextManager[None]", disable_proxy_modes_tracing())
 
 
 @contextlib.contextmanager
