@@ -16,7 +16,7 @@ from tenterhook.reporters.text import print_page
 from tests.cli.recorded import record
 
 TOLD = (
-    "2 optimizers step in turn (5, 5 times), and each of these ends a step: "
+    "2 optimizers step in turn (they made 5, 5 steps), and each of these ends a step: "
     "rec.step() of th.record, once an iteration, says otherwise"
 )
 GAN = """

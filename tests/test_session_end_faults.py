@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +138,10 @@ if {part!r} not in AT_ONCE:
 def test_a_part_of_a_scripts_end_that_fails(tmp_path: Path, part: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(part=part))
     command = [sys.executable, "-m", "tenterhook", "record", "-o", "a.thk", "--log", "a.log", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
     assert done.returncode == 0, done.stderr
     assert "PARTIAL" in done.stderr and "RuntimeError: ours" in done.stderr
     assert_whole(th.open(tmp_path / "a.thk"))
