@@ -126,6 +126,30 @@ def _cell(work: str, variant: str, model: str, ratio: float) -> str:
     return f"**{ratio:.2f} ({target:.2f})**" if round(ratio, 2) > target else f"{ratio:.2f} ({target:.2f})"
 
 
+def writing(rounds: int, models: str) -> Iterator[str]:
+    """Yield the table of what writing adds."""
+    found = run("overhead", "--written", "--rounds", str(rounds), "--models", models)
+    names = models.split(",")
+    yield "## What writing adds"
+    yield ""
+    yield (
+        "All outputs and gradients recorded to disk, against the same recorded in memory, in turns of more than a second; the control"
+        " is memory against memory. Target: 1.03. Closing, which turns what is left into Parquet, is not in it."
+    )
+    yield ""
+    rows = []
+    for work, way in dict.fromkeys((one["work"], one["what"]) for one in found):
+        figures = {one["model"]: one["ratio"] for one in found if (one["work"], one["what"]) == (work, way)}
+        cells = (
+            f"{figures[name]:.2f}"
+            if "control" in way or round(figures[name], 2) <= 1.03
+            else f"**{figures[name]:.2f}**"
+            for name in names
+        )
+        rows.append([f"{work}: {way}", *cells])
+    yield from table(["", *names], rows)
+
+
 def bounds(rounds: int) -> Iterator[str]:
     """Yield the table of what bounds the cost of a call."""
     found = run("bounds", "--rounds", str(rounds))
@@ -209,6 +233,7 @@ def main() -> None:
         lines += [BUSY, ""]
     for part in (
         overhead(options.rounds, options.models),
+        writing(options.rounds, options.models),
         bounds(options.rounds),
         peers(options.rounds, options.peer_models),
         scaling(options.rounds, options.steps),
