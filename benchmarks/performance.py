@@ -44,6 +44,15 @@ TARGETS: dict[tuple[str, str, str], float] = {
 _EACH_STEP = {"forward": "outputs: statistics, sketch", "forward and backward": "all: outputs and gradients"}
 """What `every=10` records, on each step."""
 
+_OF_SIZE = {
+    "bare, µs a call": ("bare_us", 1),
+    "forward, ratio": ("ratio", 2),
+    "added, µs a call": ("added_us", 1),
+    "two hooks that measure, added, µs a call": ("bound_us", 1),
+    "attaching, µs a module": ("attach_us", 0),
+}
+"""What is said of a network's size, by the name in the benchmark's output, with how many digits."""
+
 INTRODUCTION = """\
 # Performance
 
@@ -193,10 +202,15 @@ def scaling(rounds: int, steps: int) -> Iterator[str]:
     yield "## Growth"
     yield ""
     rows = [
-        [f"{one['modules']:,}", f"{one['ratio']:.2f}", f"{one['added_us']:.1f}", f"{one['attach_us']:.1f}"]
+        [f"{one['modules']:,}", *(f"{one[name]:.{digits}f}" for name, digits in _OF_SIZE.values())]
         for one in run("scaling", "modules", "--rounds", str(rounds))
     ]
-    yield from table(["tiny modules", "forward, ratio", "added µs a call", "attaching, µs a module"], rows)
+    yield from table(["tiny modules", *_OF_SIZE], rows)
+    yield (
+        "With some thousands of modules neither they nor what belongs to them fit into the processor's caches of a core: a call takes"
+        " longer bare, and so does what is added, by a recording as by two plain hooks that write nothing down."
+    )
+    yield ""
     rows = [
         [f"{one['steps']:,}", f"{one['us_a_step']:.0f}", f"{one['mb']:.0f}"]
         for one in run("scaling", "steps", "--steps", str(steps))
