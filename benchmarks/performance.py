@@ -50,6 +50,7 @@ _OF_SIZE = {
     "added, µs a call": ("added_us", 1),
     "two hooks that measure, added, µs a call": ("bound_us", 1),
     "attaching, µs a module": ("attach_us", 0),
+    "without Python's garbage collector": ("attach_alone_us", 0),
 }
 """What is said of a network's size, by the name in the benchmark's output, with how many digits."""
 

@@ -7,6 +7,7 @@ python -m benchmarks.scaling steps --steps 100000
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -34,9 +35,10 @@ def modules(rounds: int) -> None:
         work = partial(forward, net, torch.randn(4, 8))
         figure = ratio(work, partial(th.record, net), rounds=rounds, calls=calls)
         bound = ratio(work, partial(hooked, net, after=measured), rounds=rounds, calls=calls)
-        start = time.perf_counter()
-        with th.record(net):
-            attached = (time.perf_counter() - start) / calls * 1e6
+        attached = _attaching(net) / calls * 1e6
+        gc.disable()
+        alone = _attaching(net) / calls * 1e6
+        gc.enable()
         found = {
             "modules": calls,
             "bare_us": figure.bare,
@@ -44,8 +46,16 @@ def modules(rounds: int) -> None:
             "added_us": figure.added,
             "bound_us": bound.added,
             "attach_us": attached,
+            "attach_alone_us": alone,
         }
         print(json.dumps(found), flush=True)
+
+
+def _attaching(net: nn.Module) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    with th.record(net):
+        return time.perf_counter() - start
 
 
 def resident() -> float:
