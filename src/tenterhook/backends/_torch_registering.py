@@ -12,9 +12,10 @@ import copy
 import functools
 import operator
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ from tenterhook.backends._installed import is_ours
 from tenterhook.backends._torch_hooks import is_hook
 from tenterhook.backends._torch_native import give_way
 
-__all__ = ["NotYet", "seeing_registration"]
+__all__ = ["NotYet", "calls_beginning", "hooked_call", "seeing_registration"]
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks")
 _GLOBAL_TABLES: tuple[Any, ...] = tuple(getattr(_module_registries, f"_global{name}", None) for name in _TABLES)
@@ -90,14 +91,31 @@ class NotYet:
 _waiting: weakref.WeakSet[NotYet] = weakref.WeakSet()
 
 
-def _looking_calls() -> Iterator[Mapping[str, Any]]:
-    """Yield the local variables of all calls that run, in all threads, and look into the tables of hooks."""
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
+def _looking_calls(*, but_of: int | None = None) -> Iterator[Mapping[str, Any]]:
+    """Yield the local variables of all calls that run, in all threads but one, and look into the tables of hooks."""
+    for ident, top in sys._current_frames().items():
+        frame: types.FrameType | None = None if ident == but_of else top
         while frame is not None:
             if frame.f_code is _CODE and _CALL in frame.f_locals:
                 yield frame.f_locals
             frame = frame.f_back
+
+
+def calls_beginning(modules: Collection[nn.Module]) -> list[object]:
+    """List the calls of modules, in other threads, that have not yet run all the hooks that were there before the call."""
+    ids = set(map(id, modules))
+    others = _looking_calls(but_of=threading.get_ident())
+    return [call[_CALL] for call in others if id(call["self"]) in ids and _AFTER_PRE_HOOKS not in call]
+
+
+def hooked_call() -> object | None:
+    """Return the innermost call of this thread that looks into the tables of hooks."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CODE:
+            return frame.f_locals.get(_CALL)
+        frame = frame.f_back
+    return None
 
 
 def _was_alone(call: Mapping[str, Any]) -> bool:
