@@ -227,7 +227,8 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend, BeginningBacke
     def beginning(self, modules: Collection[nn.Module]) -> list[object]:
         return calls_beginning(modules)
 
-    hooked_call = staticmethod(hooked_call)
+    def hooked_call(self) -> object | None:
+        return hooked_call()
 
     def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
         @hiding
