@@ -227,7 +227,8 @@ class ScriptRecorder:
         self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
             backend.on_any_call(
-                self._models.is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs)
+                partial(self._models.wants, backend),
+                lambda module, args, kwargs: self._met(backend, module, args, kwargs),
             )
         )
 
