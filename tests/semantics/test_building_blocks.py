@@ -31,6 +31,10 @@ def test_a_backward_pass_has_a_number_and_a_forward_has_none(reentrant: bool) ->
     assert _graph_task() == -1
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    reason=f"torch {torch.__version__} does not tell its hooks on saved values: regions are found by their frames there",
+)
 def test_a_region_that_is_not_reentrant_is_known_by_its_hook_on_saved_values() -> None:
     names: list[str] = []
 
