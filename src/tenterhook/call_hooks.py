@@ -15,6 +15,7 @@ from tenterhook.errors import EditError, TenterhookError
 from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
 from tenterhook.notes import add_note, call_note, note_error
+from tenterhook.reasons import raised
 from tenterhook.replacing import check_replacement, replacement_arguments
 from tenterhook.values import ParameterNames, bind_arguments, leaves, no_tensor_in, replace_arguments
 
@@ -135,6 +136,7 @@ class ForwardHook(_CallHook):
             return
         self.note_call(module, args, kwargs, error)
         if not self.always_call or self.site.busy:
+            self.site.reason = raised(error)
             return
         self.count()
         try:
@@ -251,6 +253,8 @@ class BackwardHook(_CallHook):
                 note_error(error, why)
         if self.site.live:
             self.note_call(module, args, kwargs, error)
+            if not self.site.calls and not self.backend.is_early_stop(error):
+                self.site.reason = raised(error)
 
     def _take(self) -> _Running | None:
         running = self._running.get(threading.get_ident())

@@ -16,7 +16,9 @@ from tenterhook.row_capture import RowCapture
 from tenterhook.tracker import Tracker
 from tenterhook.values import argument_leaves, bind_arguments, no_tensor_in, replace_arguments
 
-__all__ = ["GradientCapture"]
+__all__ = ["NO_INPUT", "GradientCapture"]
+
+NO_INPUT = "no input requires a gradient"
 
 _IN_PLACE = "changed in place by the module: gradient of the tensor as it came, earlier uses of it included"
 
@@ -109,7 +111,8 @@ class GradientCapture:
             if self._backend.wants_gradient(tensor):
                 aliases.add(slot, tensor, tap if call.expects_gradient else None)
         if not aliases.by_slot:
-            call.watched.no_gradient["no input requires a gradient"] += 1
+            if self._backend.tracks_gradients():  # with reentry a region is run without, and again for its gradients
+                call.watched.no_gradient[NO_INPUT] += 1
             return None
         return replace_arguments(names, args, kwargs, aliases.by_slot)
 

@@ -14,6 +14,7 @@ from tenterhook.backends import FUSED_OFF, Backend
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
+from tenterhook.gradient_capture import NO_INPUT
 from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
@@ -263,7 +264,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         if one.lost and not gone:
             return "hooks were removed by somebody else"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
-    if "grad_output" in capture.options.kinds and one.gradient_count == 0:
+    kinds = capture.options.kinds
+    if ("grad_output" in kinds or "grad_input" in kinds) and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
         if seen.gradients_came:
@@ -271,6 +273,10 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         return f"no gradient: {seen.raised} was raised before a backward pass" if seen.raised else NO_GRADIENT_YET
     if (unseen := capture.outputs_unseen.get((one.model, one.path))) is not None:
         return unseen
+    if "grad_input" in kinds and one.no_gradient[NO_INPUT] >= one.call_count:
+        return f"no gradient of its inputs: {NO_INPUT}"
+    if "update" in kinds and one.entry_parameters and not capture.tracker.step:
+        return "no update: no step has ended, which an optimizer's step, the next forward or rec.step() does"
     if one.ungraded:
         reasons = dict.fromkeys(one.ungraded.values())
         return f"no gradient of {', '.join(one.ungraded)}: {'; '.join(reasons)}"

@@ -16,6 +16,7 @@ __all__ = [
     "ON_CALLS",
     "SiteReasons",
     "WeightUse",
+    "raised",
     "replaced",
     "why_never_called",
 ]
@@ -28,6 +29,15 @@ ON_CALLS = frozenset({
 
 NO_GRADIENT_YET = "no gradient: no backward pass reached it"
 NO_GRADIENT_HERE = "no gradient: not used by what was differentiated"
+
+
+_RAISED = "its call raised "
+_WAS_CALLED = (_RAISED, "no gradient: ")
+
+
+def raised(error: BaseException) -> str:
+    """Say that a call did not come to its end."""
+    return f"{_RAISED}{type(error).__name__}"
 
 
 class WeightUse:
@@ -144,7 +154,7 @@ class SiteReasons:
         self._called = {
             site.path
             for site in sites
-            if site.kind in ON_CALLS and (site.fired or site.calls or (site.reason or "").startswith("no gradient: "))
+            if site.kind in ON_CALLS and (site.fired or site.calls or (site.reason or "").startswith(_WAS_CALLED))
         }
         hooks_parameters = root is not None and any(site.parameter is not None for site in sites)
         self._parameters = {one.name: one.parameter for one in backend.parameters(root)} if hooks_parameters else None

@@ -136,3 +136,57 @@ def test_a_container_that_is_passed_by_is_told_where_its_parts_have_no_gradient(
             "block": "never called itself, only modules inside it: through .forward, another method, or a slice of it",
             "block.0": "no gradient: grad mode off",
         }
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "backward_pre"])
+def test_a_call_that_raised_is_no_call_that_never_was(kind: str) -> None:
+    """34, D: of what raised, and of what it is in; what comes after it was never called."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Failing()), nn.Linear(2, 2))
+    raised = "its call raised ValueError"
+    with th.hooks(net) as hooks:
+        getattr(hooks, kind)("**", ignore)
+        with pytest.raises(ValueError, match="no"):
+            net(torch.ones(1, 2))
+        expected = {"(root)": raised, "1": raised, "1.0": raised, "2": "never called"}
+        if kind != "forward":
+            expected["0"] = "no gradient: no backward pass reached it"
+        assert why(hooks) == expected
+        net[1] = nn.Identity()
+        net(torch.ones(1, 2)).sum().backward()
+        assert set(why(hooks)) <= {"1", "1.0"}
+
+
+@pytest.mark.parametrize("model", [lambda: nn.Linear(2, 2), lambda: nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))])
+def test_gradients_of_inputs_that_require_none_are_told(model: Any) -> None:
+    """39, D: plain data into a first layer, alone and beside the gradients of outputs; what comes behind it has some."""
+    net = model()
+    x = torch.tensor([[1, 2]]) if isinstance(net, nn.Sequential) else torch.ones(1, 2)
+    first = "0" if isinstance(net, nn.Sequential) else "(root)"
+    for kinds in (["grad_input"], ["grad_output", "grad_input"]):
+        with th.record(net, kinds=kinds) as rec:
+            net(x).sum().backward()
+        told = missing(rec)
+        assert set(told) == {"(root)", first}
+        assert all(reason.endswith(": no input requires a gradient") for reason in told.values())
+        if x.is_floating_point():
+            with th.record(net, kinds=kinds) as rec:
+                net(x.clone().requires_grad_()).sum().backward()
+            assert rec.coverage.complete
+
+
+def test_updates_without_a_step_are_told() -> None:
+    """39, D, same kind: what a parameter becomes is known when the step has ended."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with th.record(net, kinds=["update"]) as rec:
+        net(torch.ones(1, 2)).sum().backward()
+        assert missing(rec) == {
+            "0": "no update: no step has ended, which an optimizer's step, the next forward or rec.step() does"
+        }
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        assert rec.coverage.complete
+    assert rec.coverage.complete

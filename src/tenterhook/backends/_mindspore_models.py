@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import mindspore
@@ -11,6 +10,7 @@ from mindspore.common.recompute import _RecomputeCell, _WrapCell
 
 from tenterhook.backends import ParameterEntry
 from tenterhook.backends import _places as places
+from tenterhook.backends._live_objects import instances_of
 from tenterhook.backends._mindspore_seams import OPTIMIZERS
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
@@ -112,11 +112,8 @@ def optimizers_of(model: nn.Cell) -> Iterator[nn.Cell]:
     parameters = {id(entry.parameter) for entry in list_parameters(model)}
     if not parameters:
         return
-    for candidate in gc.get_objects():
-        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
-        if issubclass(type(candidate), OPTIMIZERS) and any(
-            id(parameter) in parameters for parameter in getattr(candidate, "parameters", ())
-        ):
+    for candidate in instances_of(*OPTIMIZERS):
+        if any(id(parameter) in parameters for parameter in getattr(candidate, "parameters", ())):
             yield candidate
 
 

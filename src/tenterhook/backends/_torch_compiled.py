@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenterhook.backends._live_objects import instances_of
 from tenterhook.backends._switch import Switch
 from tenterhook.backends._torch_models import running_modules
 from tenterhook.errors import UnsupportedError
@@ -38,12 +38,7 @@ def is_under_compiled(module: nn.Module) -> bool:
     """Whether ``module`` is part of a compiled model; looks for those among all objects where anything is compiled."""
     if not _something_is_compiled():
         return False
-    for candidate in gc.get_objects():
-        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
-        if issubclass(type(candidate), nn.Module) and is_compiled(candidate):
-            if any(part is module for part in candidate.modules()):
-                return True
-    return False
+    return any(part is module for one in instances_of(nn.Module) if is_compiled(one) for part in one.modules())
 
 
 class CompiledRuns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.modules import module as _module_registries
 from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._installed import callbacks_on, is_ours, record
+from tenterhook.backends._live_objects import instances_of
 from tenterhook.backends._torch_native import hooks_around
 from tenterhook.backends._torch_registering import NotYet
 
@@ -99,10 +99,7 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> Iterator[InstalledHook]:
 
 def _of_optimizers(model: nn.Module) -> Iterator[InstalledHook]:
     parameters = {id(parameter) for parameter in model.parameters()}
-    for candidate in gc.get_objects():
-        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
-        if not issubclass(type(candidate), torch.optim.Optimizer):
-            continue
+    for candidate in instances_of(torch.optim.Optimizer):
         groups = getattr(candidate, "param_groups", ())
         if any(id(parameter) in parameters for group in groups for parameter in group["params"]):
             for table, kind in _OPTIMIZER_TABLES.items():

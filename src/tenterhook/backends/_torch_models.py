@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from tenterhook.backends import ParameterEntry
 from tenterhook.backends import _places as places
+from tenterhook.backends._live_objects import instances_of
 from tenterhook.backends._torch_shards import sharded_parameters
 from tenterhook.errors import UnsupportedError
 from tenterhook.selection import Entry
@@ -209,10 +209,9 @@ def has_optimizer(model: nn.Module) -> bool:
     parameters = {id(parameter) for parameter in model.parameters()}
     if not parameters:
         return False
-    for candidate in gc.get_objects():
-        # type() and not isinstance(): isinstance would run __class__ properties of foreign proxies
-        if issubclass(type(candidate), torch.optim.Optimizer):
-            for group in getattr(candidate, "param_groups", ()):
-                if any(id(parameter) in parameters for parameter in group["params"]):
-                    return True
-    return False
+    return any(
+        id(parameter) in parameters
+        for optimizer in instances_of(torch.optim.Optimizer)
+        for group in getattr(optimizer, "param_groups", ())
+        for parameter in group["params"]
+    )
