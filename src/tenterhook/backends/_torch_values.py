@@ -20,7 +20,7 @@ from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffe
 __all__ = ["DTYPE_NAMES", "PLAIN", "TensorValues"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_DisableTorchDispatch: Any = torch._C._DisableTorchDispatch  # type: ignore[attr-defined]
+_DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
 _AS_IT_IS = contextlib.nullcontext()
 
 DTYPE_NAMES = {
@@ -51,7 +51,11 @@ class TensorValues:
             return self._summary(tensor)
         with torch._C.DisableTorchFunctionSubclass():  # its class may refuse what is asked
             shape, dtype, device = self._summary(tensor)
-        return tuple(size if isinstance(size, int) else -1 for size in shape), dtype, device  # ragged, or a tracer's symbols
+        return (
+            tuple(size if isinstance(size, int) else -1 for size in shape),
+            dtype,
+            device,
+        )  # ragged, or a tracer's symbols
 
     def _summary(self, tensor: torch.Tensor) -> Summary:
         dtype = tensor.dtype
@@ -72,7 +76,8 @@ class TensorValues:
                             set_threads(torch.get_num_threads())
                         storage = tensor.untyped_storage()
                         if not numel or (  # else let go, as FSDP does, in part or as a whole, or never there
-                            storage.data_ptr() and storage.nbytes() >= (tensor.storage_offset() + numel) * dtype.itemsize
+                            storage.data_ptr()
+                            and storage.nbytes() >= (tensor.storage_offset() + numel) * dtype.itemsize
                         ):
                             rows.measure_flat(row, tensor.data_ptr(), code, numel)
                             return None
@@ -222,5 +227,5 @@ def _end(tensor: torch.Tensor) -> int:
     """Return how many bytes of storage a strided tensor needs."""
     if not tensor.numel():
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last: Any = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (tensor.storage_offset() + last + 1) * tensor.element_size()
