@@ -112,6 +112,7 @@ def lenient_matches(select: Any, entries: Sequence[Entry], matched: set[str] | N
         return []
 
 
+_ELSEWHERE = "called, on no step that is recorded"
 _ADDED = "added to the model during the session, without hooks: begin the session after it"
 _sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
@@ -191,7 +192,7 @@ def modules_rows(
                 "parameters": one.entry_parameters,
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (one if entry is None else entry).callable,
-                "calls": one.call_count,
+                "calls": one.recorded_count,
                 "reason": reason if one.wanted else None,
             }
         )
@@ -263,6 +264,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         if one.lost and not gone:
             return "hooks were removed by somebody else"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
+    if one.recorded_count == 0:
+        return _ELSEWHERE
     if "grad_output" in capture.options.kinds and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"

@@ -119,7 +119,7 @@ class RecordingSession:
         self.schedule.earlier = resumed.steps
         self._first_step = resumed.step
         for one in self._watched:
-            one.call_count = resumed.calls[one.model, one.path, "forward"]
+            one.call_count = one.recorded_count = resumed.calls[one.model, one.path, "forward"]
             one.gradient_count = resumed.calls[one.model, one.path, "backward"]
 
     def _set_rates(self, model: Any) -> None:

@@ -148,7 +148,7 @@ class ScriptModels:
         for one in model.watched:
             one.model = model.name
             if old is None:
-                one.call_count = self.earlier[one.model, one.path, "forward"]
+                one.call_count = one.recorded_count = self.earlier[one.model, one.path, "forward"]
                 one.gradient_count = self.earlier[one.model, one.path, "backward"]
             self._watch(capture, one)
         if model.parameters is not None and capture.active and capture.tracker.has_begun:

@@ -232,6 +232,7 @@ class Tracker:
         with self._lock:
             call.number = call.watched.next_number(call.thread, call.step)
             call.watched.call_count += 1
+            call.watched.recorded_count += call.recorded
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
