@@ -17,6 +17,7 @@ from tenterhook.errors import SelectionError
 from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
+from tenterhook.recording.source import table_of_rows
 from tenterhook.selection import Entry, Selection, resolve
 
 __all__ = [
@@ -142,7 +143,7 @@ def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:
 
 def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Build the table of modules from its rows."""
-    return pa.Table.from_pylist(list(rows), MODULES)
+    return table_of_rows(rows, MODULES)
 
 
 def modules_rows(

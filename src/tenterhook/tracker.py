@@ -394,7 +394,7 @@ class Tracker:
     def end_step(self) -> None:
         """Close the step: calls are numbered from 0 again."""
         ended = self.step
+        self._calls_in_step = False  # before the number, for who looks from another thread
         self.step += 1
         self._roots_run.clear()
-        self._calls_in_step = False
         self._on_step_end(ended)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,11 @@ def launch(target: Path, *, steps: int, save_every: int, every: int, hold_at: in
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
-def killed_at(target: Path, step: int, *, save_every: int, every: int = 1) -> None:
-    """Train until a step, and be killed in it."""
+def killed_at(target: Path, step: int, *, save_every: int, every: int = 1, rest: float = 0) -> None:
+    """Train until a step, and be killed in it, when it has rested so many seconds."""
     with launch(target, steps=step + 1, save_every=save_every, every=every, hold_at=step) as process:
         assert process.stdout is not None and process.stdout.readline() == "holds\n"
+        time.sleep(rest)
         process.send_signal(signal.SIGKILL)
 
 
@@ -89,6 +91,30 @@ def test_a_checkpoint_later_than_the_rows_leaves_a_gap_that_is_told(tmp_path: Pa
     assert manifest.steps_recorded == len(steps)
     assert_of_the_training(recording, steps)
     assert f"steps {begin} to 30 are missing: the recording was gone on with at step 31" in str(recording.coverage)
+
+
+@pytest.mark.parametrize("step", [32, 35])
+def test_a_kill_between_samples_costs_no_sample(tmp_path: Path, step: int) -> None:
+    """That the sample's step has ended is on the disk, though no row has come since."""
+    target = tmp_path / "a.thk"
+    killed_at(target, step, save_every=1, every=5, rest=2.5)
+    assert th.open(target).steps == list(range(0, step, 5))
+    recording = finished(target, 42, save_every=1, every=5)
+    # What is evaluated before step 35, which is recorded, would go with the one that has just ended.
+    assert recording.manifest.gaps == ([(34, 35)] if step == 35 else [])
+    assert_of_the_training(recording, [0, 5, 10, 15, 20, 25, 30, 35, 40])
+
+
+def test_true_goes_on_behind_the_last_step_that_ended_and_not_at_the_last_sample(tmp_path: Path) -> None:
+    target = tmp_path / "a.thk"
+    killed_at(target, 34, save_every=100, every=5, rest=2.5)
+    model, optimizer = training()
+    options = {"tensors": "0", "kinds": ["output", "grad_output"], "every": 5, "resume": True}
+    with th.record(model, "**", to=target, **options) as rec:  # type: ignore[arg-type]
+        assert rec.resumed_from == 34
+        for step in range(34, 37):
+            train(model, optimizer, step)
+    assert (rec.recording.steps, rec.recording.manifest.gaps) == ([0, 5, 10, 15, 20, 25, 30, 35], [])
 
 
 def test_a_checkpoint_earlier_than_the_rows_has_their_steps_recorded_again(tmp_path: Path) -> None:

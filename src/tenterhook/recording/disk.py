@@ -16,7 +16,18 @@ from tenterhook.recording.files import RankFiles, load_manifest, part_number, pl
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, no_rows, read_schema, with_rank
+from tenterhook.recording.rows import MODULES_NAME
+from tenterhook.recording.source import (
+    TABLES,
+    WRITTEN,
+    Filters,
+    Module,
+    filtered,
+    no_rows,
+    read_schema,
+    table_of_rows,
+    with_rank,
+)
 from tenterhook.recording.tail import StreamTail
 from tenterhook.recording.target import RANK_FOLDER
 from tenterhook.recording.tensors import TensorStore
@@ -284,7 +295,7 @@ class DiskSource:
     def _modules(self) -> pa.Table:
         tables = []
         for files in self._files:
-            path = files.folder / "modules.parquet"
+            path = files.folder / MODULES_NAME
             if path.exists():
                 tables.append(small_table(path, WRITTEN["modules"]))
         if len(tables) < 2:
@@ -356,7 +367,7 @@ def _merge_modules(tables: list[pa.Table]) -> pa.Table:
             kept["calls"] = (kept["calls"] or 0) + (row["calls"] or 0)
             kept["selected"] = kept["selected"] or row["selected"]
             kept["reason"] = kept["reason"] or row["reason"]
-    return pa.Table.from_pylist(list(merged.values()), WRITTEN["modules"])
+    return table_of_rows(merged.values(), WRITTEN["modules"])
 
 
 def _span(ranks: list[int]) -> str:

@@ -18,6 +18,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -34,6 +35,9 @@ __all__ = [
     "publish",
     "rank_folder",
     "refuse_taken",
+    "sign",
+    "sign_off",
+    "signed_steps",
     "take_back",
     "take_over",
     "write_manifest",
@@ -45,7 +49,7 @@ RESERVE_NAME = ".reserve"
 RANK_FOLDER = re.compile(r"rank-(\d{5,9})")
 _OURS = re.compile(
     r"(calls|values|tensors)-\d{5,9}\.(arrows|parquet|safetensors|safetensors\.part|jsonl)(\.tmp)?"
-    r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve"
+    r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve(\.tmp)?"
 )
 _RESERVE = 128 << 10
 _MAX_CLAIM = 64 << 10
@@ -54,10 +58,17 @@ _NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of f
 
 
 class Claim(msgspec.Struct):
-    """Who writes into a rank's folder."""
+    """Who writes into a rank's folder, and up to where.
+
+    Attributes:
+        host: the machine.
+        pid: the process.
+        steps: the steps before this one are whole: all their rows are in the files.
+    """
 
     host: str
     pid: int
+    steps: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
 
 
 def rank_folder(target: Path, rank: int) -> Path:
@@ -87,7 +98,7 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
             made.append(target)
         folder.mkdir()
         made.append(folder)
-        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        sign(folder)
         # Given back when the disk is full, so that there is room to say so.
         (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
         write_manifest(target, manifest, rank)
@@ -117,11 +128,30 @@ def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
     """
     _refuse_if_alive(target, folder)
     try:
-        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        sign(folder, manifest.steps)
         (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
         write_manifest(target, manifest, manifest.rank)
     except OSError as error:
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
+
+
+def sign(folder: Path, steps: int = 0) -> None:
+    """Say in a rank's folder that this process writes there, and that the steps before ``steps`` are whole."""
+    draft = folder / f"{CLAIM_NAME}.tmp"
+    draft.write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid(), steps)))
+    draft.replace(folder / CLAIM_NAME)
+
+
+def sign_off(folder: Path) -> None:
+    """Say that nobody writes in a rank's folder any more, and give back the space that was kept there."""
+    for name in (RESERVE_NAME, CLAIM_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+def signed_steps(folder: Path) -> int:
+    """Give the step up to which whoever wrote last has said that all is whole; 0 where nobody has."""
+    owner = _claimed_by(folder)
+    return 0 if owner is None else owner.steps
 
 
 def take_back(made: list[Path]) -> None:
@@ -250,7 +280,7 @@ def writers(target: Path) -> list[int]:
 
 def _quiet_seconds(folder: Path) -> float:
     """Say how long nothing was written to a folder, by the clock of its file system."""
-    probe = folder / f"{CLAIM_NAME}.tmp"
+    probe = folder / f"{RESERVE_NAME}.tmp"
     try:
         probe.write_bytes(b"")
         now = probe.stat().st_mtime
