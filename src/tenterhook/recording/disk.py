@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from tenterhook.errors import NotRecordedError, RecordingError
@@ -73,8 +74,9 @@ class DiskSource:
             if missing:
                 raise RecordingError(f"{self._path} has no rank {missing[0]}; it has {_span(sorted(folders))}")
             folders = {rank: folders[rank] for rank in sorted(set(self._wanted))}
+            manifests = [one for one in manifests if one.rank in folders] or manifests
         self._folders = folders
-        self._ends = _ends([one for one in manifests if self._wanted is None or one.rank in folders])
+        self._ends = _ends(manifests)
         self._manifest = _merge(manifests, len(folders) if self._wanted is None else None)
         self.look()
 
@@ -333,7 +335,16 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
         first.error = "; ".join(f"rank {rank}: {words}" for rank, words in _ends(manifests).items()) or None
         first.tensors_stopped = _of_ranks(manifests, "tensors_stopped")
         first.lost_rows = sum(manifest.lost_rows for manifest in manifests)
+        _merge_gaps(first, manifests)
     return first
+
+
+def _merge_gaps(first: Manifest, manifests: list[Manifest]) -> None:
+    """Keep the gaps that all ranks have; those of single ones are told with their rank."""
+    common = [gap for gap in first.gaps if all(gap in manifest.gaps for manifest in manifests)]
+    own = [msgspec.structs.replace(one, gaps=[gap for gap in one.gaps if gap not in common]) for one in manifests]
+    first.gaps = common
+    first.told = [*(f"rank {one.rank}: {words}" for one in own for words in one.missing_steps), *first.told]
 
 
 def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
