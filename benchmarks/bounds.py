@@ -33,7 +33,8 @@ def _nothing(*arguments: Any) -> None:
     pass
 
 
-def _measured(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+def measured(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+    """Ask a tensor all that a recording asks it, and write nothing down."""
     BACKEND.summary(output)
     BACKEND.measure(output, _rows, 0)
 
@@ -44,9 +45,9 @@ def _tapped(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> 
 
 
 def _tapped_and_measured(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-    _measured(module, args, kwargs, output)
+    measured(module, args, kwargs, output)
     if output.requires_grad:
-        output.register_hook(lambda gradient: _measured(module, args, kwargs, gradient))
+        output.register_hook(lambda gradient: measured(module, args, kwargs, gradient))
 
 
 @contextmanager
@@ -89,7 +90,7 @@ class _Sampled:
     def __call__(self) -> None:
         self._step += 1
         if self.on and self._step % 10 == 0:
-            with hooked(self._net, _measured):
+            with hooked(self._net, measured):
                 self._work(self._net, self._x)
         else:
             self._work(self._net, self._x)
@@ -108,7 +109,7 @@ BOUNDS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager[None]]
     "forward called without torch's way to its hooks": (FORWARD, around),
     "one empty hook, on the root only": (FORWARD, root_hooked),
     "two empty hooks": (FORWARD, partial(hooked, after=_nothing)),
-    "two hooks, tensor measured, nothing written down": (FORWARD, partial(hooked, after=_measured)),
+    "two hooks, tensor measured, nothing written down": (FORWARD, partial(hooked, after=measured)),
     "two empty hooks ": (BOTH, partial(hooked, after=_nothing)),
     "two hooks and an empty tensor hook": (BOTH, partial(hooked, after=_tapped)),
     "two hooks and a tensor hook, both measured, nothing written down": (

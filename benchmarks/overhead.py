@@ -1,11 +1,13 @@
 """What a recording costs: steps with and without it in turn, in one process; medians of the ratios.
 
 python -m benchmarks.overhead --rounds 20 --models tiny401,small_cnn
+python -m benchmarks.overhead --written    what writing it to disk adds to keeping it in memory
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -24,11 +26,13 @@ from torch import nn
 import tenterhook as th
 from benchmarks.models import MODELS, build
 
-__all__ = ["BOTH", "FORWARD", "VARIANTS", "WORKS", "Figure", "count_calls", "ratio", "run_model"]
+__all__ = ["BOTH", "FORWARD", "VARIANTS", "WORKS", "Figure", "count_calls", "ratio", "run_model", "written"]
 
 FORWARD = "forward"
 BOTH = "forward and backward"
 _PAIR_SECONDS = 0.12
+_FEWEST = 5  # steps of a network that is slow
+_WRITTEN_SECONDS = 1.2  # rows reach the disk after a second, or 32 MB, at the latest
 
 
 def forward(net: nn.Module, x: torch.Tensor) -> None:
@@ -90,7 +94,7 @@ VARIANTS: dict[str, _Variant] = {
     "order and shapes": _Variant(_record(stats=None, kinds=["output"])),
     "outputs: statistics": _Variant(_record(sketch=False, kinds=["output"])),
     "outputs: statistics, sketch": _Variant(_record(kinds=["output"])),
-    "all: outputs and gradients": _Variant(_record(), works=(BOTH,)),
+    "all: outputs and gradients": _Variant(_record()),
     "all, to disk": _Variant(_to_disk),
     "all, every 10th step": _Variant(_record(every=10), unit=10),
     "all, steps between": _Variant(_record(steps="0:1")),
@@ -126,14 +130,15 @@ def ratio(
         unit: the number of steps timed is a multiple of this.
     """
     work()
-    times = unit * max(1, round(_PAIR_SECONDS / max(_seconds(work, 2), 1e-6) / unit))
+    one = max(_seconds(work, 2), 1e-6)
+    times = unit * max(1, round(max(_PAIR_SECONDS / one, _FEWEST) / unit))
     ratios, bares = [], []
     for _ in range(rounds):
         before = _seconds(work, times)
         with session():
             work()
             second = _seconds(work, 1)  # which decides, once a session, what ends a step
-            fewer = times if unit > 1 else min(times, max(1, round(_PAIR_SECONDS / second)))  # some peers are very slow
+            fewer = times if unit > 1 else min(times, max(1, round(times * one / second)))  # some peers are very slow
             inside = _seconds(work, fewer)
         after = _seconds(work, times)
         ratios.append(inside / ((before + after) / 2))
@@ -161,6 +166,39 @@ def run_model(name: str, rounds: int) -> Iterator[tuple[str, str, Figure]]:
                 yield label, variant, ratio(step, session, rounds=rounds, calls=calls, unit=how.unit)
 
 
+def written(name: str, rounds: int) -> Iterator[tuple[str, str, float]]:
+    """Measure what writing adds: steps recorded in memory, to disk and in memory again take turns.
+
+    What closing costs is not in it; what is turned into Parquet while the run goes on is.
+
+    Yields:
+        What was timed, what was set against the first turn in memory, and the median of the ratios.
+    """
+    net, x = build(name)
+    ways: dict[str, Callable[[nn.Module], AbstractContextManager[object]]] = {
+        "in memory": _record(),
+        "to disk": _to_disk,
+        "in memory again (control)": _record(),
+    }
+    for label, work in WORKS.items():
+        step = partial(work, net, x)
+        step()
+        times = max(_FEWEST, round(_WRITTEN_SECONDS / _seconds(step, 3)))
+        taken: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(rounds + 1):
+            for way in list(ways)[:: 1 if turn % 2 else -1]:
+                gc.collect()
+                with ways[way](net):
+                    step()
+                    step()
+                    seconds = _seconds(step, times)
+                if turn:  # the first warms up
+                    taken[way].append(seconds)
+        first, *others = taken
+        for way in others:
+            yield label, way, statistics.median(one / base for one, base in zip(taken[way], taken[first], strict=True))
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description="What a recording costs.")
@@ -168,9 +206,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--written", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.models.split(","):
+        if arguments.written:
+            for label, way, median in written(name, arguments.rounds):
+                print(json.dumps({"model": name, "work": label, "what": way, "ratio": median}), flush=True)
+            continue
         for label, variant, figure in run_model(name, arguments.rounds):
             if arguments.json:
                 found = {

@@ -44,6 +44,16 @@ TARGETS: dict[tuple[str, str, str], float] = {
 _EACH_STEP = {"forward": "outputs: statistics, sketch", "forward and backward": "all: outputs and gradients"}
 """What `every=10` records, on each step."""
 
+_OF_SIZE = {
+    "bare, µs a call": ("bare_us", 1),
+    "forward, ratio": ("ratio", 2),
+    "added, µs a call": ("added_us", 1),
+    "two hooks that measure, added, µs a call": ("bound_us", 1),
+    "attaching, µs a module": ("attach_us", 0),
+    "without Python's garbage collector": ("attach_alone_us", 0),
+}
+"""What is said of a network's size, by the name in the benchmark's output, with how many digits."""
+
 INTRODUCTION = """\
 # Performance
 
@@ -126,6 +136,30 @@ def _cell(work: str, variant: str, model: str, ratio: float) -> str:
     return f"**{ratio:.2f} ({target:.2f})**" if round(ratio, 2) > target else f"{ratio:.2f} ({target:.2f})"
 
 
+def writing(rounds: int, models: str) -> Iterator[str]:
+    """Yield the table of what writing adds."""
+    found = run("overhead", "--written", "--rounds", str(rounds), "--models", models)
+    names = models.split(",")
+    yield "## What writing adds"
+    yield ""
+    yield (
+        "All outputs and gradients recorded to disk, against the same recorded in memory, in turns of more than a second; the control"
+        " is memory against memory. Target: 1.03. Closing, which turns what is left into Parquet, is not in it."
+    )
+    yield ""
+    rows = []
+    for work, way in dict.fromkeys((one["work"], one["what"]) for one in found):
+        figures = {one["model"]: one["ratio"] for one in found if (one["work"], one["what"]) == (work, way)}
+        cells = (
+            f"{figures[name]:.2f}"
+            if "control" in way or round(figures[name], 2) <= 1.03
+            else f"**{figures[name]:.2f}**"
+            for name in names
+        )
+        rows.append([f"{work}: {way}", *cells])
+    yield from table(["", *names], rows)
+
+
 def bounds(rounds: int) -> Iterator[str]:
     """Yield the table of what bounds the cost of a call."""
     found = run("bounds", "--rounds", str(rounds))
@@ -169,10 +203,15 @@ def scaling(rounds: int, steps: int) -> Iterator[str]:
     yield "## Growth"
     yield ""
     rows = [
-        [f"{one['modules']:,}", f"{one['ratio']:.2f}", f"{one['added_us']:.1f}", f"{one['attach_us']:.1f}"]
+        [f"{one['modules']:,}", *(f"{one[name]:.{digits}f}" for name, digits in _OF_SIZE.values())]
         for one in run("scaling", "modules", "--rounds", str(rounds))
     ]
-    yield from table(["tiny modules", "forward, ratio", "added µs a call", "attaching, µs a module"], rows)
+    yield from table(["tiny modules", *_OF_SIZE], rows)
+    yield (
+        "With some thousands of modules neither they nor what belongs to them fit into the processor's caches of a core: a call takes"
+        " longer bare, and so does what is added, by a recording as by two plain hooks that write nothing down."
+    )
+    yield ""
     rows = [
         [f"{one['steps']:,}", f"{one['us_a_step']:.0f}", f"{one['mb']:.0f}"]
         for one in run("scaling", "steps", "--steps", str(steps))
@@ -209,6 +248,7 @@ def main() -> None:
         lines += [BUSY, ""]
     for part in (
         overhead(options.rounds, options.models),
+        writing(options.rounds, options.models),
         bounds(options.rounds),
         peers(options.rounds, options.peer_models),
         scaling(options.rounds, options.steps),

@@ -119,7 +119,7 @@ def writing(at: Path, rounds: int) -> None:
     Two figures say what writing adds. The one compares turn with turn; other work on the machine is in it. The other is the
     processor time of the threads that write, and of closing, against that of the whole turn.
     """
-    for name in ("resnet", "transformer", "alexnet", "small_cnn", "tiny401"):
+    for name in ("resnet", "transformer", "alexnet", "small_cnn", "tiny401", "tiny2001"):
         net, x = build(name)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
         train(net, x, optimizer)

@@ -7,6 +7,7 @@ python -m benchmarks.scaling steps --steps 100000
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 import tenterhook as th
+from benchmarks.bounds import hooked, measured
 from benchmarks.overhead import forward, ratio
 
 BLOCKS = (50, 500, 2500, 5000)
@@ -30,14 +32,30 @@ def modules(rounds: int) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(*(module for _ in range(blocks) for module in (nn.Linear(8, 8), nn.ReLU())))
         calls = 2 * blocks + 1
-        figure = ratio(partial(forward, net, torch.randn(4, 8)), partial(th.record, net), rounds=rounds, calls=calls)
-        start = time.perf_counter()
-        with th.record(net):
-            attached = (time.perf_counter() - start) / calls * 1e6
-        print(
-            json.dumps({"modules": calls, "ratio": figure.median, "added_us": figure.added, "attach_us": attached}),
-            flush=True,
-        )
+        work = partial(forward, net, torch.randn(4, 8))
+        figure = ratio(work, partial(th.record, net), rounds=rounds, calls=calls)
+        bound = ratio(work, partial(hooked, net, after=measured), rounds=rounds, calls=calls)
+        attached = _attaching(net) / calls * 1e6
+        gc.disable()
+        alone = _attaching(net) / calls * 1e6
+        gc.enable()
+        found = {
+            "modules": calls,
+            "bare_us": figure.bare,
+            "ratio": figure.median,
+            "added_us": figure.added,
+            "bound_us": bound.added,
+            "attach_us": attached,
+            "attach_alone_us": alone,
+        }
+        print(json.dumps(found), flush=True)
+
+
+def _attaching(net: nn.Module) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    with th.record(net):
+        return time.perf_counter() - start
 
 
 def resident() -> float:

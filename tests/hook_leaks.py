@@ -149,7 +149,7 @@ def _watching(init: Callable[..., None], key: str, placed: list[_Placed]) -> Cal
         while caller is not None and (
             _framework(caller.f_globals.get("__name__", ""))
             or caller.f_code.co_name
-            == "registering"  # ours, that only looks on while others register (backends/_torch_native.py)
+            == "registering"  # ours, that only looks on while others register (backends/_torch_registering.py)
         ):
             caller = caller.f_back
         by_us = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] == _OURS

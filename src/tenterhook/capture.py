@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from tenterhook.aliasing import explanation
-from tenterhook.attaching import release, release_each
-from tenterhook.backends import Backend, NativeBackend, Yielding
+from tenterhook.attaching import give_way_each, release, release_each
+from tenterhook.backends import Backend, BeginningBackend, NativeBackend
+from tenterhook.call_marks import CallMarks
 from tenterhook.calls import LiveCall, Watched
 from tenterhook.errors import UnsupportedError
 from tenterhook.gradient_capture import GradientCapture
@@ -59,6 +60,7 @@ class Capture:
         self.rows = RowCapture(backend, sink, options, self.tracker, listener)
         self._gradients = GradientCapture(backend, self.tracker, self.rows, self._gradient, self.guarded)
         self._types = backend.tensor_types
+        self.begun = CallMarks()  # calls that were begun before their hooks have run, which may not
         self._engine = new_engine(backend.native_parts()) if isinstance(backend, NativeBackend) else None
         kinds = options.kinds
         self._wants_output, self._wants_input = "output" in kinds, "input" in kinds
@@ -72,17 +74,11 @@ class Capture:
         engine.wants_input, engine.wants_output = self._wants_input, self._wants_output
         engine.wants_grad_output = self._wants_grad_output
         engine.before, engine.values_of, engine.fault = unseen(self._inputs), unseen(self._values_of), self._fault
-        self.tracker.use(engine, self._put_back)
+        self.tracker.use(engine, lambda: give_way_each(self.watched))
+        engine.busy += (self.begun,)
         self.rows.use(engine)
         self._gradients.use(engine)
         engine.value, engine.came = unseen(engine.value), unseen(engine.came)
-
-    def _put_back(self) -> None:
-        """Go on at modules that have got a way of their own to run in the meantime: somebody has compiled them."""
-        for watched in self.watched:
-            attachment = watched.attachment
-            if isinstance(attachment, Yielding) and not attachment.live:
-                attachment.give_way()
 
     @property
     def closed(self) -> bool:
@@ -226,6 +222,8 @@ class Capture:
             with untraced:
                 self._enter(watched, module, args, kwargs)
             return None  # an alias of an input would not be in the graph
+        if self.begun and isinstance(self.backend, BeginningBackend) and self.backend.hooked_call() in self.begun:
+            return None
         try:
             call = self.tracker.begin(watched)
             if self.tracker.stale:

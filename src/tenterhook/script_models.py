@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tenterhook.backends import Backend
+from tenterhook.backends import Backend, BeginningBackend
+from tenterhook.call_marks import CallMarks
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.errors import SelectionError
@@ -86,6 +87,7 @@ class ScriptModels:
         self.ops: OpCapture | None = None
         self.schedule: HookSchedule | None = None  # once a model is met
         self._lock = threading.RLock()  # models are met in whichever thread calls them
+        self._late = CallMarks()  # calls of known modules that may run none of the hooks by which these are known
         for pattern in (*(self._select or ()), *self._rates):
             check_patterns(pattern)
 
@@ -93,6 +95,12 @@ class ScriptModels:
         """Whether a module has no hooks of ours."""
         watched = self._by_module.get(id(module))
         return watched is None or watched.ref() is not module
+
+    def wants(self, backend: Backend, module: Any) -> bool:
+        """Whether a call that begins is one to take in: that of an unknown module, or one that came just before it was known."""
+        if self.is_unknown(module):
+            return True
+        return bool(self._late) and isinstance(backend, BeginningBackend) and backend.hooked_call() in self._late
 
     @property
     def parameters(self) -> list[ParameterWatch]:
@@ -102,10 +110,13 @@ class ScriptModels:
     def take_in(self, capture: Capture, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make an unknown module, whose call is beginning, a new model or a new part of the one that is running."""
         with self._lock:
-            if self.is_unknown(module) and not self._find_place(capture, module):
+            late = not self.is_unknown(module)  # another thread has made it known meanwhile
+            if not late and not self._find_place(capture, module):
                 return
         watched = self._by_module.get(id(module))
         if watched is not None and watched.attachment is not None:
+            if late and isinstance(capture.backend, BeginningBackend):
+                capture.begun.add(capture.backend.hooked_call())
             capture.begin_running_call(watched, module, args, kwargs)
             if self.ops is not None:
                 self.ops.begin_running_call()
@@ -153,6 +164,7 @@ class ScriptModels:
                 one.call_count = one.recorded_count = self.earlier[one.model, one.path, "forward"]
                 one.gradient_count = self.earlier[one.model, one.path, "backward"]
             self._watch(capture, one)
+        self._make_known(capture, model.watched)
         if model.parameters is not None and capture.active and capture.tracker.has_begun:
             model.parameters.step_begins()
 
@@ -192,13 +204,24 @@ class ScriptModels:
         if model.looked_at == capture.tracker.step:
             return False
         model.looked_at = capture.tracker.step
-        joined = False
-        for one in self._list(capture.backend, root, model.name):
-            if self.is_unknown(one.ref()):
-                model.watched.append(one)
-                self._watch(capture, one)
-                joined = joined or one.ref() is module
-        return joined
+        new = [one for one in self._list(capture.backend, root, model.name) if self.is_unknown(one.ref())]
+        for one in new:
+            model.watched.append(one)
+            self._watch(capture, one)
+        self._make_known(capture, new)
+        return any(one.ref() is module for one in new)
+
+    def _make_known(self, capture: Capture, new: Sequence[Watched]) -> None:
+        """Have the calls of modules that have just got their hooks followed by these; last of all, for other threads call them, too.
+
+        A call decides which hooks it runs before it runs the one that asks for unknown modules. What has begun by now may run the new
+        ones or not, so it is begun by that one; what begins after this runs them.
+        """
+        if isinstance(capture.backend, BeginningBackend):
+            modules = [module for one in new if (module := one.ref()) is not None]
+            for call in capture.backend.beginning(modules):
+                self._late.add(call)
+        self._by_module |= {id(one.ref()): one for one in new}
 
     def _watch(self, capture: Capture, watched: Watched) -> None:
         module = watched.ref()
@@ -206,7 +229,6 @@ class ScriptModels:
         if old is not None and old.ref() is module and old.attachment is not None:
             old.attachment.remove()  # it was met by itself before the model that it is part of
             old.attachment = None
-        self._by_module[id(module)] = watched
         capture.watched.append(watched)
         if self.schedule is not None:
             self.schedule.meet(watched)

@@ -194,8 +194,7 @@ class ScriptRecorder:
         self._running = False
         self._began_ns = self._met_ns = 0  # when it was started; when the first model was called
         self._fullest: FullStep | None = None
-        self._first_step = 0  # of this process
-        self._described = 0  # models
+        self._first_step = self._described = 0  # of this process; models that the manifest on the disk names
         self.tell: Callable[[str], None] | None = None
         """Called with what should be known while the script runs: patterns that match nothing in the models of the first step."""
 
@@ -229,7 +228,8 @@ class ScriptRecorder:
         self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
         self._attachments.append(
             backend.on_any_call(
-                self._models.is_unknown, lambda module, args, kwargs: self._met(backend, module, args, kwargs)
+                partial(self._models.wants, backend),
+                lambda module, args, kwargs: self._met(backend, module, args, kwargs),
             )
         )
 

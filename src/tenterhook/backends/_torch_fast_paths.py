@@ -14,7 +14,7 @@ from tenterhook.backends._switch import Switch
 from tenterhook.backends._torch_checkpoint import seeing_reentry
 from tenterhook.backends._torch_compiled import CompiledRuns, hold_compiler
 from tenterhook.backends._torch_copying import copying_without_hooks
-from tenterhook.backends._torch_native import seeing_registration
+from tenterhook.backends._torch_registering import seeing_registration
 from tenterhook.backends._torch_scripting import scripting_without_hooks
 from tenterhook.backends._types import FUSED_OFF
 

@@ -15,6 +15,7 @@ from tenterhook.backends import InstalledHook
 from tenterhook.backends import _torch_models as models
 from tenterhook.backends._installed import callbacks_on, is_ours, record
 from tenterhook.backends._torch_native import hooks_around
+from tenterhook.backends._torch_registering import NotYet
 
 __all__ = ["list_hooks"]
 
@@ -110,4 +111,5 @@ def _of_optimizers(model: nn.Module) -> Iterator[InstalledHook]:
 
 
 def _record(path: str, kind: str, hook: Any, note: str = "") -> InstalledHook:
-    return record(path, kind, getattr(hook, "hook", hook) if type(hook).__name__ == "_WrappedHook" else hook, note)
+    wraps = type(hook) is NotYet or type(hook).__name__ == "_WrappedHook"
+    return record(path, kind, getattr(hook, "hook", hook) if wraps else hook, note)

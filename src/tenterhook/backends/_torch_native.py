@@ -29,7 +29,6 @@ __all__ = [
     "give_way",
     "hooks_around",
     "native_parts",
-    "seeing_registration",
     "set_around_aside",
 ]
 
@@ -132,37 +131,6 @@ def give_way(module: nn.Module) -> None:
     around: Any = module.__dict__.get(_ATTRIBUTE)
     if NATIVE is not None and type(around) is NATIVE.Around and around.give_way is not None:
         around.give_way()
-
-
-def seeing_registration() -> Callable[[], None]:
-    """Have what stands around a module's calls give way as soon as somebody puts a hook on it; returns what ends that.
-
-    Ours stand in the table then when the hook of somebody else comes, so that ``prepend`` means for it what it always means. To find
-    out at the next call would be too late: a single hook in a table does not tell whether it was prepended.
-    """
-    ends = [_giving_way(name) for name in ("register_forward_pre_hook", "register_forward_hook")]
-
-    def end() -> None:
-        for one in ends:
-            one()
-
-    return end
-
-
-def _giving_way(name: str) -> Callable[[], None]:
-    register: Any = getattr(nn.Module, name)
-
-    @functools.wraps(register)
-    def registering(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        give_way(self)
-        return register(self, *args, **kwargs)
-
-    def end() -> None:
-        if getattr(nn.Module, name) is registering:
-            setattr(nn.Module, name, register)
-
-    setattr(nn.Module, name, registering)
-    return end
 
 
 def set_around_aside(module: nn.Module) -> Callable[[], None] | None:

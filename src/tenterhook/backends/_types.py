@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -13,6 +13,7 @@ __all__ = [
     "FUSED_OFF",
     "After",
     "Before",
+    "BeginningBackend",
     "Detachable",
     "Failed",
     "FunctionT",
@@ -103,6 +104,21 @@ class NativeBackend:
             failed: called where it has raised.
             native: the engine, and the place of the module in it.
         """
+        raise NotImplementedError
+
+
+class BeginningBackend:
+    """A backend whose calls decide which hooks they run before they run the first of them; to derive from, as above.
+
+    A call is an object that lives as long as the call, and is hidden otherwise.
+    """
+
+    def beginning(self, modules: Collection[Any]) -> list[object]:
+        """List the calls of modules, begun by other threads, that may not run a ``before`` that has just been put on."""
+        raise NotImplementedError
+
+    def hooked_call(self) -> object | None:
+        """Return the call whose hooks are being run here."""
         raise NotImplementedError
 
 

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tenterhook.backends import (
     After,
     Before,
+    BeginningBackend,
     Detachable,
     Failed,
     InstalledHook,
@@ -45,6 +46,7 @@ from tenterhook.backends._torch_hooks import AfterHook, BeforeHook, LoadHook
 from tenterhook.backends._torch_installed import list_hooks
 from tenterhook.backends._torch_native import attach_around, give_way, native_parts
 from tenterhook.backends._torch_ops import OpMode, is_builtin_forward
+from tenterhook.backends._torch_registering import calls_beginning, hooked_call
 from tenterhook.backends._torch_taps import PostAccumulateTap, ShardTap, Tap, differentiated, tap_parameter, tap_tensor
 from tenterhook.backends._torch_tracebacks import bare_traceback
 from tenterhook.backends._torch_tracing import untraced
@@ -96,7 +98,7 @@ class _Unwarned:
             cast("list[Any]", warnings.filters).remove(self._filter)
 
 
-class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
+class TorchBackend(TensorValues, NativeBackend, ParameterBackend, BeginningBackend):
     """PyTorch, seen through what tenterhook needs (see :class:`tenterhook.backends.Backend`)."""
 
     name = "torch"
@@ -221,6 +223,12 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend):
         self, wanted: Callable[[Any], bool], fn: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
     ) -> Detachable:
         return Attachment([_module_registries.register_module_forward_pre_hook(_AnyCall(wanted, fn)), _Unwarned()])
+
+    def beginning(self, modules: Collection[nn.Module]) -> list[object]:
+        return calls_beginning(modules)
+
+    def hooked_call(self) -> object | None:
+        return hooked_call()
 
     def on_optimizer_step(self, fn: Callable[[Any], None], *, before: bool = False) -> Detachable:
         @hiding

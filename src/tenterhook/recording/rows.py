@@ -18,6 +18,7 @@ MODULES_NAME = "modules.parquet"
 
 ROLL_BYTES = 96 << 20
 ROW_GROUP = 16 << 10
+_SMALL_BATCH = 1024  # rows; what readers do for each batch is paid for by so many
 _PART_WIDTH = 5
 
 
@@ -57,17 +58,20 @@ class RowWriter:
         self._open()
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> int:
-        """Write batches as one. Gives the bytes written."""
+        """Write batches, small ones as one, with one dictionary for each column. Gives the bytes written."""
+        # Each call into Arrow gives the interpreter away and takes it from the run again: as few as will do.
         table = pa.Table.from_batches(batches, self._schema)
         if len(batches) > 1:
-            table = table.unify_dictionaries().combine_chunks()
-        before = self._file.tell()
+            table = table.unify_dictionaries()
+            if len(table) < len(batches) * _SMALL_BATCH:
+                table = table.combine_chunks()
         self._stream.write_table(table)
         self.rows += len(table)
-        size = self._file.tell()
-        if size >= self._roll_bytes:
+        before, self._size = self._size, self._file.tell()
+        written = self._size - before
+        if self._size >= self._roll_bytes:
             self.roll()
-        return size - before
+        return written
 
     def roll(self) -> None:
         """End this stream, have it compacted, begin the next. Waits while another is being compacted."""
@@ -105,6 +109,7 @@ class RowWriter:
     def _open(self) -> None:
         self._file = pa.OSFile(str(self._folder / part_name(self._table, self._number, "arrows")), "wb")
         self._stream = pa.ipc.new_stream(self._file, self._schema)
+        self._size = self._file.tell()
 
     def _shut(self) -> None:
         self._stream.close()

@@ -34,7 +34,7 @@ __all__ = ["DiskSink", "Pace"]
 
 _log = logging.getLogger("tenterhook")
 
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 32 << 20
 _WAIT_TOLD = 1.0  # seconds of waiting for the disk, in all, after which the user is told
 
 
@@ -235,7 +235,7 @@ class DiskSink:
         # A forked child has no writer thread, and its locks may be held for ever: look before touching any.
         if self._foreign():
             return False
-        if not self._closed and self._worker.queue.put(item, item.size):
+        if not self._closed and self._worker.queue.put(item, item.size, hurries=not item.table):
             if self.blocked_seconds > _WAIT_TOLD and not self._slow_told:
                 self._slow_told = True
                 _log.warning(
@@ -257,11 +257,11 @@ class _Worker:
     def __init__(self, folder: Path, pace: Pace, resumed: Resumed | None) -> None:
         self.failure: str | None = None
         self.lost = 0
-        self.queue: BoundedQueue[_Item] = BoundedQueue(pace.queue_limit)
         self._folder = folder
         self._pid = os.getpid()
         self._interval = pace.flush_interval
         self._enough = min(_BATCH_BYTES, max(pace.queue_limit // 4, 1))
+        self.queue: BoundedQueue[_Item] = BoundedQueue(pace.queue_limit, self._enough)
         self._compactor = ThreadPoolExecutor(1, "tenterhook-compact")
         self._writers = {
             table: RowWriter(
