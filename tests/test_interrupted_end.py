@@ -30,7 +30,7 @@ PARTS = [
     "recording.shards.ShardWriter.close",
     "recording.writer.write_index",
     "recording.writer.write_modules",
-    "recording.writer.sign_off",
+    "recording.target.sign_off",
     "recording.manifest.Manifest.to_json",
     "recording_session.end_capture",
     "recording_session.table_of",

@@ -8,8 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,20 +20,18 @@ from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.errors import UnsupportedError
-from tenterhook.event_log import EventLog
 from tenterhook.flushing import PACE, Flusher
 from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
 from tenterhook.own_frames import without_own_frames
-from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.environment import now
 from tenterhook.recording.resume import Resumed
 from tenterhook.recording.writer import DiskSink
-from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
-from tenterhook.row_capture import CaptureOptions
+from tenterhook.request import PARAMETER_KINDS, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
+from tenterhook.script_request import ScriptRequest
 from tenterhook.session_end import Ending, end_capture, finish_manifest, words_of
 
 __all__ = ["FullStep", "RecordSummary", "ScriptRecorder", "ScriptRequest"]
@@ -94,60 +92,6 @@ class RecordSummary:
     told: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptRequest:
-    """What is to be recorded of a script.
-
-    Attributes:
-        select: patterns; each needs to match in some model of the script only.
-        kinds: as :func:`tenterhook.record` takes them, and so are the options that are not said here.
-        ops: whether functional calls are recorded, too.
-        every: every n-th step; or patterns and the n of what each matches, in whichever model.
-        log: text file that gets a line per event.
-        resume: go on with a recording that is there, at the step of that number, which the script does first.
-        argv: the script's command line, for the manifest.
-    """
-
-    select: Sequence[str] | None = None
-    kinds: Collection[str] | None = None
-    stats: str | None = "basic"
-    sketch: bool = True
-    tensors: bool = False
-    ops: bool = False
-    every: int | Mapping[str, int] = 1
-    steps: str | None = None
-    log: str | os.PathLike[str] | None = None
-    overwrite: bool = False
-    resume: int | None = None
-    on_error: str = "warn"
-    note: str | None = None
-    argv: Sequence[str] = ()
-
-    def options(self, kinds: frozenset[str]) -> CaptureOptions:
-        """What the capture is to do; a script's traceback is its own, so that errors get no note."""
-        options = capture_options(
-            kinds,
-            stats=self.stats,
-            sketch=self.sketch,
-            recompute=False,
-            on_error=self.on_error,
-            to_disk=True,
-            ops=self.ops,
-        )
-        return replace(options, note_errors=False)
-
-    def manifest(self, kinds: frozenset[str], sampling: Sampling) -> Manifest:
-        """Begin the manifest."""
-        return start_manifest(
-            argv=list(self.argv),
-            kinds=sorted(kinds),
-            select=", ".join(self.select or ["**"]),
-            tensors=str(self.tensors).lower(),
-            note=self.note,
-            options={"stats": self.stats, "sketch": self.sketch, **sampling.asked, "ops": self.ops},
-        )
-
-
 class ScriptRecorder:
     """Records every model that a script calls, from the first call on.
 
@@ -173,7 +117,7 @@ class ScriptRecorder:
             asked.select, tensors=asked.tensors, sampling=self._sampling, parameters=bool(wanted & PARAMETER_KINDS)
         )
         self._manifest = asked.manifest(wanted, self._sampling)
-        self._log = EventLog(asked.log) if asked.log is not None else None
+        self._log = asked.open_log(self._manifest)
         self._sink = DiskSink(
             Path(to),
             self._manifest,

@@ -119,6 +119,19 @@ def test_ranks_are_read_as_one(tmp_path: Path) -> None:
         open_recording(tmp_path / "a.thk", ranks=[7])
 
 
+def test_a_program_that_changes_its_directory_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "a.thk")
+    monkeypatch.chdir(tmp_path)
+    recording = open_recording("a.thk")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    rows = recording.table("values").num_rows
+    assert rows > 0 and recording.query("select count(*) n from values").to_pylist() == [{"n": rows}]
+    assert str(recording.path) == "a.thk" and recording.coverage.modules
+    recording.refresh()
+    assert recording.save("b.thk").path == recording.path and (tmp_path / "elsewhere" / "b.thk").is_dir()
+
+
 def test_what_holds_of_some_ranks_alone_is_told_with_their_number(tmp_path: Path) -> None:
     for rank, gaps in enumerate(([(2, 5)], [(2, 5), (7, 8)], [(1, 5)])):
         sink, manifest = rank_sink(tmp_path / "a.thk", rank)

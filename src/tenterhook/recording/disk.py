@@ -50,7 +50,8 @@ class DiskSource:
             raise RecordingError(f"there is no recording at {path}: no such directory")
         if not path.is_dir():
             raise RecordingError(f"{path} is a file; a recording is a directory (NAME.thk)")
-        self._path = path
+        self._path = path  # as it was named
+        self._place = path.absolute()  # the program may change its directory
         self._wanted = ranks
         self._version = 0
         self._notes: dict[str, str] = {}
@@ -67,8 +68,8 @@ class DiskSource:
         Raises:
             RecordingError: a manifest or a finished file is damaged.
         """
-        folders = _rank_folders(self._path)
-        manifests = _manifests(self._path, folders)
+        folders = _rank_folders(self._place)
+        manifests = _manifests(self._place, folders)
         if self._wanted is not None:
             missing = [rank for rank in self._wanted if rank not in folders]
             if missing:

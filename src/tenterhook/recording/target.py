@@ -32,6 +32,7 @@ __all__ = [
     "RANK_FOLDER",
     "RESERVE_NAME",
     "claim",
+    "has_begun",
     "publish",
     "rank_folder",
     "refuse_taken",
@@ -51,6 +52,7 @@ _OURS = re.compile(
     r"(calls|values|tensors)-\d{5,9}\.(arrows|parquet|safetensors|safetensors\.part|jsonl)(\.tmp)?"
     r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve(\.tmp)?"
 )
+_FIRST = re.compile(r"(claim|recording)\.json(\.tmp)?|\.reserve(\.tmp)?")  # what is there before the manifest
 _RESERVE = 128 << 10
 _MAX_CLAIM = 64 << 10
 _QUIET = 10  # seconds without a change after which a writer on another machine counts as gone
@@ -118,6 +120,35 @@ def refuse_taken(target: Path, world: int, rank: int) -> None:
     """
     if target.is_symlink() or target.exists():
         _make_room(target, world, rank, overwrite=False)
+
+
+def has_begun(target: Path, folder: Path, rank: int) -> bool:
+    """Look whether there is a recording of a rank to go on with.
+
+    What a process has left that died before it had written a manifest, and so any row, is taken away.
+
+    Raises:
+        TargetError: another process is just beginning there, or what is there cannot be removed.
+        RecordingError: there are files of a recording without a manifest.
+    """
+    if (folder / MANIFEST_NAME).exists():
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        if load_manifest(target / MANIFEST_NAME).world <= 1 or not folder.is_dir():
+            return folder.is_dir()  # of several, each rank has its own, which is written first
+    if folder.is_dir():
+        _refuse_if_alive(target, folder)
+        left = [path.name for path in folder.iterdir() if not _FIRST.fullmatch(path.name)]
+        if left:
+            raise RecordingError(
+                f"{target} has no {MANIFEST_NAME} for rank {rank}, but {sorted(left)[0]:.80}; it cannot be gone on with"
+            )
+        _clear(folder)
+    with contextlib.suppress(OSError):  # it holds what is not ours, or other ranks'
+        if {path.name for path in target.iterdir()} <= {f"{MANIFEST_NAME}.tmp"}:
+            (target / f"{MANIFEST_NAME}.tmp").unlink(missing_ok=True)
+            target.rmdir()
+    return False
 
 
 def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
@@ -221,8 +252,10 @@ def _taken(target: Path, rank: int) -> str:
         manifest = load_manifest(target / MANIFEST_NAME)
         go_on = f"read it with 'tenterhook show {target}', go on with it (--resume STEP, resume=True), or choose another name"
         if not manifest.complete:
-            files = rank_files(rank_folder(target, rank), rank)
-            step = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
+            folder = rank_folder(target, rank)
+            files = rank_files(folder, rank)
+            reached = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
+            step = max(reached, signed_steps(folder))
             return f"{target} is unfinished, it was killed in step {step} or soon after; {go_on}"
         if manifest.error is not None:
             return f"{target} ended early, by {manifest.error:.80}; {go_on}"
@@ -242,7 +275,7 @@ def _is_recording(target: Path) -> bool:
     if (target / MANIFEST_NAME).is_file():
         return True
     # Other ranks of this run may have made their folders already, and nothing else yet.
-    return all(RANK_FOLDER.fullmatch(entry.name) for entry in target.iterdir())
+    return all(RANK_FOLDER.fullmatch(entry.name) or entry.name == f"{MANIFEST_NAME}.tmp" for entry in target.iterdir())
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:

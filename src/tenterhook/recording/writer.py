@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tenterhook.recording import converters
+from tenterhook.recording import target as places
 from tenterhook.recording.bounded import BoundedQueue
 from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
@@ -27,7 +28,6 @@ from tenterhook.recording.resume import resume as resume_recording
 from tenterhook.recording.rows import RowWriter, write_modules
 from tenterhook.recording.schema import CALLS, VALUES
 from tenterhook.recording.shards import ShardWriter
-from tenterhook.recording.target import RESERVE_NAME, claim, rank_folder, sign, sign_off, take_back, write_manifest
 from tenterhook.recording.tensors import write_index
 
 __all__ = ["DiskSink", "Pace"]
@@ -91,15 +91,15 @@ class DiskSink:
         self._tensors_stopped: str | None = None
         self._closed = self._slow_told = False
         self.resumed: Resumed | None = None
-        folder = rank_folder(self.path, rank)
+        folder = places.rank_folder(self.path, rank)
         at = None if isinstance(resume, bool) else resume
-        self._goes_on = resume is not False and folder.is_dir()
+        self._goes_on = resume is not False and places.has_begun(self.path, folder, rank)
         if self._goes_on:
             self.resumed = resume_recording(self.path, folder, manifest, at)
             self._accepted = self.resumed.tensor_bytes
         else:
             self.resumed = begin_at(at, manifest) if at else None
-            folder = claim(self.path, manifest, rank, overwrite=overwrite)
+            folder = places.claim(self.path, manifest, rank, overwrite=overwrite)
         self._worker = _Worker(folder, pace, self.resumed)
         # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
         self._finalizer = weakref.finalize(self, _Worker.finish, self._worker)
@@ -156,12 +156,12 @@ class DiskSink:
 
     def steps_ended(self, before: int) -> None:
         """Sign that the steps before this one are whole, once what was handed over is in the files."""
-        self._put(_Item("job", batch=partial(sign, rank_folder(self.path, self._rank), before)))
+        self._put(_Item("job", batch=partial(places.sign, places.rank_folder(self.path, self._rank), before)))
 
     def describe(self, manifest: Manifest) -> None:
         """Publish what is known by now, such as the models of a script; the recording may not come to be closed."""
         known = msgspec.structs.replace(manifest)
-        self._put(_Item("job", batch=partial(write_manifest, self.path, known, self._rank)))
+        self._put(_Item("job", batch=partial(places.write_manifest, self.path, known, self._rank)))
 
     def flush(self) -> None:
         """Return when all that was handed over is in the files."""
@@ -210,7 +210,7 @@ class DiskSink:
             manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
         manifest.complete = complete
         try:
-            write_manifest(self.path, manifest, self._rank)
+            places.write_manifest(self.path, manifest, self._rank)
         except Exception as error:  # broad: whatever goes wrong at the end of a recording must not end the run
             manifest.complete = False
             self._worker.fail(error)
@@ -222,11 +222,11 @@ class DiskSink:
         self._closed = True
         self._finalizer.detach()
         self._worker.finish()
-        folder = rank_folder(self.path, self._rank)
+        folder = places.rank_folder(self.path, self._rank)
         if self._goes_on:
-            sign_off(folder)
+            places.sign_off(folder)
         else:
-            take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])
+            places.take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])
 
     def _foreign(self) -> bool:
         return os.getpid() != self._pid
@@ -307,7 +307,7 @@ class _Worker:
         self._end_thread()
         self._stop_files()
         self._compactor.shutdown(cancel_futures=True)
-        sign_off(self._folder)
+        places.sign_off(self._folder)
 
     def _end_thread(self) -> None:
         self._ending = True
@@ -387,11 +387,11 @@ class _Worker:
         self._shards.stop()
 
     def _end_folder(self, modules: pa.Table) -> None:
-        room = self._folder / RESERVE_NAME
+        room = self._folder / places.RESERVE_NAME
         parts = (
             partial(room.unlink, missing_ok=True),
             partial(write_modules, self._folder, modules),
-            partial(sign_off, self._folder),
+            partial(places.sign_off, self._folder),
         )
         for part in parts:
             try:
