@@ -1,9 +1,10 @@
-"""A process that dies while it finishes a recording, at any point of that: all that was handed over is there, each row once."""
+"""A process that dies while it finishes a recording, or goes on with one, at any point: nothing whole is lost, each row is there once."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.cli.commands import tenterhook
 from tests.recording.synthetic import call, calls_batch, modules_table, value, values_batch
 
 ROOT = Path(__file__).parents[2]
-STEPS = 30
+STEPS, BACK_TO = 30, 20
 POINTS = [
     "rows.compact",
     "rows.pq.ParquetWriter",
@@ -70,8 +71,12 @@ def rows_of(step: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
 
 
 def main() -> None:
-    target, point, when, times = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    target, doing, point, when, times = *sys.argv[1:5], int(sys.argv[5])
     manifest = Manifest(select="**", kinds=["output"])
+    if doing == "goes on":
+        die_at(point, when, times)
+        DiskSink(target, manifest, resume=BACK_TO)
+        os._exit(0)
     sink = DiskSink(target, manifest, pace=Pace(roll_bytes=40_000, shard_bytes=67_000))
     for step in range(STEPS):
         calls, values = rows_of(step)
@@ -79,9 +84,20 @@ def main() -> None:
         sink.write_calls(calls)
         sink.write_values(values)
         sink.flush()
+    if doing == "records":
+        os._exit(9)
     manifest.steps = STEPS
     die_at(point, when, times)
     sink.close(manifest, modules_table())
+
+
+def process(target: Path, doing: str, point: str = "", when: str = "", times: int = 0) -> int:
+    """Run a process that dies, or ends well; gives its code."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, "-m", "tests.recording.test_killed_at_the_end", target, doing, point, when, str(times)]
+    code = subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
+    assert code in (0, 9)
+    return code
 
 
 def assert_all_is_there(recording: th.Recording, steps: int) -> None:
@@ -96,14 +112,11 @@ def assert_all_is_there(recording: th.Recording, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_wherever_it_dies(tmp_path: Path, point: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     died = 0
     for when in ("before", "after"):
         for times in (1, 3):
             target = tmp_path / f"{when}{times}.thk"
-            command = [sys.executable, "-m", "tests.recording.test_killed_at_the_end", target, point, when, str(times)]
-            code = subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
-            assert code in (0, 9)
+            code = process(target, "closes", point, when, times)
             died += code == 9
             recording = th.open(target)
             assert_all_is_there(recording, STEPS)
@@ -119,6 +132,50 @@ def test_wherever_it_dies(tmp_path: Path, point: str) -> None:
             assert th.open(target).manifest.complete
             assert_all_is_there(th.open(target), sink.resumed.step)
     assert died
+
+
+GOING_ON = [
+    "target.publish",
+    "target.os.fsync",
+    "resume.pq.write_table",
+    "resume._cut_rows",
+    "resume._trim_shards",
+    "resume.finish_shard",
+    "resume.trim_shard",
+    "shards._write_all",
+    "pathlib.Path.replace",
+    "pathlib.Path.rename",
+    "pathlib.Path.unlink",
+    "pathlib.Path.write_bytes",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("point", GOING_ON)
+def test_wherever_it_dies_while_it_goes_on(tmp_path: Path, point: str, closed: bool) -> None:
+    """It is to go back ten steps, through several parts and shards."""
+    written = tmp_path / "written.thk"
+    process(written, *(["closes", "pathlib.Path.unlink", "before", "999"] if closed else ["records"]))  # type: ignore[arg-type]
+    died = 0
+    for when in ("before", "after"):
+        for times in (1, 3):
+            target = shutil.copytree(written, tmp_path / f"{when}{times}.thk")
+            died += process(target, "goes on", point, when, times) == 9
+            left = th.open(target)
+            steps = left.table("values")["step"].to_pylist()
+            assert all(steps.count(step) == 2 for step in range(BACK_TO)), "whole steps were lost or doubled"
+            assert all(left.tensor(f"t{step}").tolist() == [step] * 100 for step in range(BACK_TO))
+            list(dump(target))
+            again = Manifest(select="**", kinds=["output"])
+            sink = DiskSink(target, again, resume=True)
+            assert sink.resumed is not None and sink.resumed.step >= BACK_TO
+            sink.close(again, modules_table())
+            assert_all_is_there(th.open(target), sink.resumed.step)
+    assert died or point in (
+        "resume.finish_shard",
+        "resume.trim_shard",
+    )  # the one is of a killed one, the other of a closed
 
 
 if __name__ == "__main__":
