@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from tenterhook.stats import KERNELS
 
 pytestmark = pytest.mark.skipif(KERNELS == ("numpy",), reason="the kernel is not built here: only the twin exists")
 
+ROOT = Path(__file__).parents[2]
 _WITHOUT = "import sys; sys.modules['tenterhook.stats._kernel'] = None\n"
 
 _RECORD = """
@@ -59,7 +63,12 @@ _DOCTOR = "from tenterhook.cli import main; main(['doctor', '--json'])"
 
 
 def output_of(program: str) -> dict:
-    done = subprocess.run([sys.executable, "-W", "ignore:ComplexHalf:UserWarning", "-W", "ignore:Sparse:UserWarning", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:ComplexHalf:UserWarning", "-W", "ignore:Sparse:UserWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -91,3 +100,21 @@ def test_doctor_says_which_is_in_use() -> None:
     assert output_of(_WITHOUT + _DOCTOR)["data"]["system"]["statistics"].startswith(
         "kernel: numpy (the native one is not built"
     )
+
+
+def test_it_is_built_and_works_where_there_is_no_compiler(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info"))
+    command = [sys.executable, "setup.py", "-q", "build", "--build-lib", "built"]
+    none = {**os.environ, "CC": "no-such-compiler"}
+    built = subprocess.run(command, cwd=tmp_path, env=none, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert not list(tmp_path.rglob("*.so"))
+    there = {**os.environ, "PYTHONPATH": str(tmp_path / "built")}
+    program = "import tenterhook; print(tenterhook.__file__);" + _DOCTOR
+    done = subprocess.run([sys.executable, "-c", program], env=there, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    place, _, answer = done.stdout.partition("\n")
+    assert Path(place).is_relative_to(tmp_path / "built")
+    assert json.loads(answer)["data"]["system"]["statistics"].startswith("kernel: numpy (the native one is not built")
