@@ -230,6 +230,7 @@ class Tracker:
         with self._lock:
             call.number = call.watched.next_number(call.thread, call.step)
             call.watched.call_count += 1
+            call.watched.recorded_count += call.recorded
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -386,7 +387,7 @@ class Tracker:
     def end_step(self) -> None:
         """Close the step: calls are numbered from 0 again."""
         ended = self.step
+        self._calls_in_step = False  # before the number, for who looks from another thread
         self.step += 1
         self._roots_run.clear()
-        self._calls_in_step = False
         self._on_step_end(ended)
