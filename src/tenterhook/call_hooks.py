@@ -16,7 +16,7 @@ from tenterhook.gathering import CallGradients, Gathering, Gradients
 from tenterhook.handles import HookSite, name_of
 from tenterhook.notes import add_note, call_note, note_error
 from tenterhook.replacing import check_replacement, replacement_arguments
-from tenterhook.values import ParameterNames, bind_arguments, leaves, replace_arguments
+from tenterhook.values import ParameterNames, bind_arguments, leaves, no_tensor_in, replace_arguments
 
 __all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
 
@@ -222,6 +222,9 @@ class BackwardHook(_CallHook):
         gradients.expect("output", [slot for slot, _ in entries], expected)
         if any(expected):
             self.site.calls += 1
+            self.site.reason = None  # that of another output, or of an earlier call
+        elif not (self.site.calls or any(tensor is not None for _, tensor in entries)):
+            self.site.reason = f"no gradient: {no_tensor_in(output)}"
 
     def _tap_output(self, gradients: CallGradients, slot: str, tensor: Any, module: Any) -> bool:
         """Wait for the gradient of one output; False where none comes, or comes to another run of this call."""
@@ -233,7 +236,8 @@ class BackwardHook(_CallHook):
             return False  # with reentry: it comes to the second
         tap = backend.tap(tensor, partial(self._arrived, gradients, "output", slot), module, site)
         if isinstance(tap, str):
-            site.reason = f"no gradient: {tap}"
+            if not site.calls:
+                site.reason = f"no gradient: {tap}"
             return False
         if is_leaf:
             site.leaf_taps.keep(tensor, slot, tap, self.gathering.passes)

@@ -26,7 +26,7 @@ from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.sink import Sink
 from tenterhook.row_capture import CaptureOptions, EventListener, RowCapture
 from tenterhook.tracker import Tracker
-from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves
+from tenterhook.values import ParameterNames, argument_leaves, bind_arguments, leaves, no_tensor_in
 
 __all__ = ["Capture"]
 
@@ -53,13 +53,13 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
-        self.raised: str | None = None  # the class of the last exception that ended a call
+        self.raised: str | None = None  # the class of the exception that ended the session
+        self.outputs_unseen: dict[tuple[str, str], str] = {}  # model and path -> what is said of them
         self._closed, self._hook_ns = False, 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
-        self._listener = listener
+        self._listener, self._types = listener, backend.tensor_types
         self.rows = RowCapture(backend, sink, options, self.tracker, listener)
         self._gradients = GradientCapture(backend, self.tracker, self.rows, self._gradient, self.guarded)
-        self._types = backend.tensor_types
         self.begun = CallMarks()  # calls that were begun before their hooks have run, which may not
         self._engine = new_engine(backend.native_parts()) if isinstance(backend, NativeBackend) else None
         kinds = options.kinds
@@ -308,11 +308,13 @@ class Capture:
 
     def _values_of(self, call: LiveCall, module: Any, output: Any, values: bool) -> None:
         """Record what a call has given, where that is not done yet, and wait for its gradients."""
-        for slot, tensor in leaves(output, self._types):
-            if values:
-                self.rows.value(call, "output", slot, tensor)
-            if self._wants_grad_output and call.expects_gradient:
-                self._gradients.tap(call, "grad_output", slot, tensor, module)
+        found = leaves(output, self._types)
+        if values and not found:
+            self.outputs_unseen[call.watched.model, call.watched.path] = no_tensor_in(output)
+        for slot, tensor in found if values else ():
+            self.rows.value(call, "output", slot, tensor)
+        if self._wants_grad_output and call.expects_gradient:
+            self._gradients.tap_output(call, found, module, output)
 
     def op_ended(self, call: LiveCall, output: Any, error: str | None) -> None:
         """Record a functional call; one that raised has no output."""
@@ -344,8 +346,6 @@ class Capture:
             if self.options.note_errors and (why := explanation(error)) is not None:
                 note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
-        if not stopped:
-            self.raised = type(error).__name__
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:

@@ -86,7 +86,7 @@ def change(
         new = call()
         return new if new is None or backend.was_changed_by(site) else None
     site.looked += 1
-    looks = not site.looked & (site.looked - 1) and not site.warned and "detached" not in allow
+    looks = not site.looked & (site.looked - 1) and not site.warning and "detached" not in allow
     before = [
         _Before(backend, slot, tensor, looks=looks, always=bool(regions))
         for slot, tensor in leaves(value, backend.tensor_types)
@@ -98,7 +98,7 @@ def change(
     if not backend.was_changed_by(site):
         return None
     site.repeat_in(regions)
-    if tracks and not site.warned and "detached" not in allow:
+    if tracks and not site.warning and "detached" not in allow:
         cut_off = [one.slot for one in before if one.tracked]
         if cut_off:
             _warn_if_cut_off(backend, site, cut_off, value if new is None else new, where)
@@ -111,7 +111,7 @@ def _warn_if_cut_off(backend: Backend, site: HookSite, tracked: list[str], new: 
     found = dict(leaves(new, backend.tensor_types))
     cut = [slot for slot in tracked if slot in found and not backend.wants_gradient(found[slot])]
     if cut:
-        site.warned = True
+        site.warning = "its new value was detached: what comes before is not trained by it"
         warnings.warn(
             f"{where}: the new value is detached, the old one was not: no gradient goes on from here"
             f"{f' at {cut[0]}' if cut[0] else ''}, and what comes before is not trained by it\n"
@@ -123,8 +123,8 @@ def _warn_if_cut_off(backend: Backend, site: HookSite, tracked: list[str], new: 
 
 def _warn_if_untracked(site: HookSite, slots: list[str], where: str) -> None:
     """Say once that the gradient will be that of the value as it was before the callback."""
-    if slots and not site.warned:
-        site.warned = True
+    if slots and not site.warning:
+        site.warning = "it changed the value without being differentiated: gradients are those of the value before"
         warnings.warn(
             f"{where}: the value was changed in place{f' at {slots[0]}' if slots[0] else ''} without being differentiated (through "
             ".data, detach(), no_grad or NumPy): gradients are those of the value before the change\n"

@@ -250,15 +250,21 @@ class EditedModule:
     def _tap_output(self, module: Any, edit: ModuleEdit, call: LiveCall, output: Any) -> None:
         backend = self._session.backend
         taps = edit.site.leaf_taps
+        reason = None
+        waits = False
         for slot, tensor in edit.parts.of_gradients(leaves(output, backend.tensor_types)):
             is_leaf = backend.is_leaf(tensor)
             if is_leaf and backend.in_backward() and taps.has(tensor, slot):
                 continue  # without reentry it is the call that is repeated here whose gradient comes
             arrived = partial(edit.gradient, slot, edit.address(slot, call))
             tap = backend.tap(tensor, arrived, module, edit.site)
-            self._note(edit, tap)
-            if is_leaf and not isinstance(tap, str):
+            if isinstance(tap, str):
+                reason = tap
+                continue
+            waits = True
+            if is_leaf:
                 taps.keep(tensor, slot, tap, edit.site.fired)
+        self._note(edit, None if waits else reason)
 
     def _alias_inputs(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._session.tracker.running()

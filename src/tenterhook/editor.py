@@ -347,7 +347,7 @@ class Editor:
             where = ([rule.slot] if rule.slot else []) + rule.times
             rows.append((
                 site.path or "(root)", rule.kind, described(rule.value), ", ".join(where), str(site.fired),
-                why or ("removed" if self.running and not site.live else ""),
+                why or site.warning or ("removed" if self.running and not site.live else ""),
             ))  # fmt: skip
         return f"edits on {self._model.name}\n" + text_table(rows) + "".join(f"\n{line}" for line in self._told)
 

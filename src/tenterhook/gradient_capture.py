@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from tenterhook.calls import LiveCall
 from tenterhook.leaf_taps import LeafTaps
 from tenterhook.row_capture import RowCapture
 from tenterhook.tracker import Tracker
-from tenterhook.values import argument_leaves, bind_arguments, replace_arguments
+from tenterhook.values import argument_leaves, bind_arguments, no_tensor_in, replace_arguments
 
 __all__ = ["GradientCapture"]
 
@@ -67,6 +67,22 @@ class GradientCapture:
         self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None = None
     ) -> Detachable | None:
         """Wait for the gradient of a tensor; None where none can come, which is counted."""
+        tap = self._tap(call, kind, slot, tensor, module, note)
+        if isinstance(tap, str):
+            call.watched.no_gradient[tap] += 1
+            return None
+        return tap
+
+    def tap_output(self, call: LiveCall, found: Sequence[tuple[str, Any]], module: Any, output: Any) -> None:
+        """Wait for the gradients of what a call gave; why none can come is counted where there is no tensor to which one can."""
+        taps = [self._tap(call, "grad_output", slot, tensor, module, None) for slot, tensor in found]
+        if all(isinstance(tap, str) for tap in taps):
+            for reason in taps or [no_tensor_in(output)]:
+                call.watched.no_gradient[reason] += 1  # type: ignore[index] - all are text
+
+    def _tap(
+        self, call: LiveCall, kind: str, slot: str, tensor: Any, module: Any, note: str | None
+    ) -> Detachable | str | None:
         watched = call.watched
         is_leaf = self._backend.is_leaf(tensor)
         place = (id(watched), slot)
@@ -74,8 +90,7 @@ class GradientCapture:
             return None  # without reentry it is the call that is repeated here whose gradient comes
         tap = self._backend.tap(tensor, partial(self._arrived, call, kind, slot, note), module, self)
         if isinstance(tap, str):
-            watched.no_gradient[tap] += 1
-            return None
+            return tap
         call.expect(kind, slot)
         if is_leaf:
             self._leaf_taps.keep(tensor, place, tap, self._turn)

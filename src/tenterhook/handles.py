@@ -117,7 +117,7 @@ class HookSite:
         "returned",
         "told",
         "unfired",
-        "warned",
+        "warning",
     )
 
     def __init__(self, kind: str, path: str, fn: Callable[..., Any]) -> None:
@@ -127,7 +127,7 @@ class HookSite:
         self.fired = 0
         self.calls = 0  # of a gradient hook: times its module was called and gradients were to come
         self.recomputed = 0  # times it ran in a checkpoint's recomputation; not counted in ``fired``
-        self.warned = False
+        self.warning = ""  # what was warned of, which its line in a table says, too
         self.told: Sequence[str] = ()  # what is changed as long as it is on
         self.looked = 0  # calls in which changes behind the framework's back were, or were not, looked for
         self.returned = False  # whether it has returned something else than what it was given

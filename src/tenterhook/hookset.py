@@ -298,7 +298,7 @@ class HookSet(ProcessHooks):
                 site.kind,
                 name_of(site.fn),
                 str(site.fired),
-                why(site) or ("" if site.live else "removed"),
+                why(site) or site.warning or ("" if site.live else "removed"),
             )
             for site in self.sites
         ]

@@ -273,6 +273,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         if seen.gradients_came:
             return NO_GRADIENT_HERE
         return f"no gradient: {seen.raised} was raised before a backward pass" if seen.raised else NO_GRADIENT_YET
+    if (unseen := capture.outputs_unseen.get((one.model, one.path))) is not None:
+        return unseen
     if one.ungraded:
         reasons = dict.fromkeys(one.ungraded.values())
         return f"no gradient of {', '.join(one.ungraded)}: {'; '.join(reasons)}"

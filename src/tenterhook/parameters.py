@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tenterhook.backends import Backend, Detachable, ParameterBackend
+from tenterhook.backends import Backend, Detachable, ParameterBackend, ParameterEntry
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 
@@ -157,22 +157,29 @@ class ParameterWatch:
                 return
         present: dict[tuple[str, str], _Followed] = {}
         for entry in self._capture.backend.parameters(model) if model is not None else ():
-            watched = self._by_path.get(entry.path)
+            watched, name = self._place(entry)
             if watched is None:
                 continue
-            name = entry.name.rpartition(".")[2]
-            known = self._followed.pop((entry.path, name), None)
+            known = self._followed.pop((watched.path, name), None)
             if known is None or known.parameter() is not entry.parameter:
                 if known is not None:
                     known.release()
                 elif self._wants_gradient:
                     watched.ungraded[name] = "no backward pass reached it"
                 known = _Followed(watched, name, entry.parameter)
-            present[entry.path, name] = known
+            present[watched.path, name] = known
         for gone in self._followed.values():
             gone.release()
             gone.watched.ungraded.pop(gone.name, None)
         self._followed = present
+
+    def _place(self, entry: ParameterEntry) -> tuple[Watched | None, str]:
+        """Find where a parameter is recorded: with its first module, or else with the first selected one that has it, too."""
+        for full in (entry.name, *entry.aliases):
+            path, _, name = full.rpartition(".")
+            if (watched := self._by_path.get(path)) is not None:
+                return watched, name
+        return None, ""
 
     def step_begins(self) -> None:
         """A step that is recorded is about to begin; more than once for a model that is met at a step's start."""

@@ -141,7 +141,11 @@ class SiteReasons:
         self._hooked = {entry.path: entry.module for entry in entries}
         self._now = {} if root is None else {entry.path: entry for entry in backend.entries(root)}
         self._blind = {} if root is None else backend.blind_spots(root)
-        self._called = {site.path for site in sites if site.kind in ON_CALLS and (site.fired or site.calls)}
+        self._called = {
+            site.path
+            for site in sites
+            if site.kind in ON_CALLS and (site.fired or site.calls or (site.reason or "").startswith("no gradient: "))
+        }
         hooks_parameters = root is not None and any(site.parameter is not None for site in sites)
         self._parameters = {one.name: one.parameter for one in backend.parameters(root)} if hooks_parameters else None
         self._weights = weights

@@ -170,12 +170,7 @@ class ScriptRecorder:
         backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
         # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
         self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
-        self._attachments.append(
-            backend.on_any_call(
-                partial(self._models.wants, backend),
-                lambda module, args, kwargs: self._met(backend, module, args, kwargs),
-            )
-        )
+        self._attachments.append(backend.on_any_call(partial(self._models.wants, backend), partial(self._met, backend)))
 
     def _begin(self, backend: Backend) -> Capture:
         """The first model decides which framework is recorded."""

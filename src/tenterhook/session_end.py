@@ -82,6 +82,8 @@ def end_capture(
     ending: Ending, capture: Capture, parameters: Iterable[ParameterWatch], error: BaseException | None
 ) -> None:
     """Close what is still open, take everything off, and hand over the last rows."""
+    if error is not None and words_of(error) is not None:
+        capture.raised = type(error).__name__
     capture.closed = True  # another thread may be calling modules: their hooks do nothing from now on
     ending.do(lambda: capture.abandon_open_calls(error), "open calls could not be recorded", None)
     for one in parameters:

@@ -32,6 +32,7 @@ __all__ = [
     "describe_structure",
     "get_slot",
     "leaves",
+    "no_tensor_in",
     "rebuild",
     "register_node",
     "replace_arguments",
@@ -73,6 +74,11 @@ def leaves(value: Any, is_leaf: IsLeaf) -> list[tuple[str, Any]]:
     found = []
     _collect(value, "", test, found, [])
     return found
+
+
+def no_tensor_in(output: Any) -> str:
+    """Say that `leaves` finds nothing in what a module gave: a number, or what does not show its parts, as a set or a generator."""
+    return f"no tensor is seen in its output ({type(output).__name__})"
 
 
 def _collect(

@@ -51,6 +51,8 @@ def test_keyword_inputs_and_their_gradients(call: Callable[..., Any]) -> None:
     x, s = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     with th.record(model, "inner", kinds=["input", "grad_input"], tensors=True) as rec:
         model(x, s).sum().backward()
+    assert x.grad is not None and s.grad is not None
+    truth = {"x": x.grad.clone(), "scale": s.grad.clone()}
     gradients: dict[str, Any] = {}
     with th.hooks(model) as hooks:
         hooks.backward(
@@ -62,7 +64,7 @@ def test_keyword_inputs_and_their_gradients(call: Callable[..., Any]) -> None:
     assert recorded == {(kind, slot) for kind in ("input", "grad_input") for slot in ("x", "scale")}
     for slot in ("x", "scale"):
         assert rec["inner"].input[slot].tolist() == [1, 1]
-        assert rec["inner"].grad_input[slot].tolist() == gradients[slot].tolist() == [1, 1]
+        assert rec["inner"].grad_input[slot].tolist() == gradients[slot].tolist() == truth[slot].tolist() == [1, 1]
 
 
 def test_keyword_only_and_nested_keyword_inputs() -> None:

@@ -27,6 +27,7 @@ def _detach_in_place(module: nn.Module, args: Any, output: torch.Tensor) -> None
     output.detach_()
 
 
+DETACHED = "its new value was detached: what comes before is not trained by it"
 DETACHING = {
     "detach": lambda module, args, output: output.detach() * 2,
     "no_grad": _no_grad(lambda module, args, output: output * 2),
@@ -47,7 +48,8 @@ def test_detached_output_is_told_once(how: str):
             out = model(torch.randn(4, 2))
             model(torch.randn(4, 2))
         out.sum().backward()
-    assert len(said) == 1
+        assert DETACHED in str(hooks)
+    assert str(hooks).count(DETACHED) == len(said) == 1
     assert model[0].weight.grad is None
     assert model[2].weight.grad is not None
 
@@ -100,6 +102,7 @@ def test_nothing_is_said_where_nothing_is_cut_or_it_is_meant(fn: Callable[..., A
         warnings.simplefilter("error")
         hooks.forward("0", fn, **options)
         model(torch.randn(4, 2)).sum().backward()
+        assert DETACHED not in str(hooks)
 
 
 def test_nothing_is_said_where_no_gradient_is_tracked():

@@ -94,6 +94,20 @@ def test_per_sample_shape_is_told_apart_from_the_batch_in_the_statistics():
         assert torch.allclose(rec[""].output, truth)
 
 
+def test_the_gradient_of_an_output_under_vmap_of_grad_is_that_of_one_sample():
+    """47, W: one call, of shape ``(1,)``, whose gradient is 1 for each sample."""
+    model, x = _model(), torch.randn(4, 2)
+    with th.record(model, tensors=True, on_error="raise") as rec, th.hooks(model) as hooks:
+        shapes: list[tuple[int, ...]] = []
+        hooks.backward_pre("2", lambda module, grad_output: shapes.append(tuple(grad_output[0].shape)))
+        TRANSFORMS["vmap of grad"](model, x)
+    rows = [row for row in rec.table("values").to_pylist() if (row["path"], row["kind"]) == ("2", "grad_output")]
+    assert [(row["call"], row["shape"], row["mean"], row["note"]) for row in rows] == [
+        (0, [1], 1.0, "statistics over the whole vmap batch")
+    ]
+    assert shapes == [(1,)]
+
+
 def test_gradients_of_a_backward_pass_after_vmap():
     """47, W: ``vmap`` inside, an ordinary backward outside: gradients reach the call, for the whole batch."""
     model, x = _model(), torch.randn(4, 2)

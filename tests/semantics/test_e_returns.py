@@ -194,6 +194,30 @@ def test_an_edit_that_keeps_the_structure_goes_through(form: str) -> None:
     assert torch.equal(out, torch.full((2, 3, 4), 2.0))
 
 
+@pytest.mark.parametrize(
+    ("wrap", "slot", "expected"),
+    [
+        (lambda t: (t, None), "[0]", lambda t: (t * 2, None)),
+        (lambda t: Pair(t, {"keys": t + 1}), ".values", lambda t: Pair(t * 2, {"keys": t + 1})),
+        (lambda t: {"hidden": t, "past": (t,)}, '["past"][0]', lambda t: {"hidden": t, "past": (t * 2,)}),
+    ],
+    ids=["tuple", "named tuple", "dict"],
+)
+def test_an_edit_of_one_slot_keeps_the_rest(
+    wrap: Callable[[Tensor], Any], slot: str, expected: Callable[[Tensor], Any]
+) -> None:
+    net, x = Block(wrap), torch.ones(2, 3, 4)
+    with th.edit(net) as edit:
+        edit.output("", lambda value: value * 2, slot=slot)
+        out = net(x)
+    truth = expected(x)
+    assert th.values.same_structure(out, truth, torch.Tensor) is None and type(out) is type(truth)
+    for (place, one), (_, other) in zip(
+        th.values.leaves(out, torch.Tensor), th.values.leaves(truth, torch.Tensor), strict=True
+    ):
+        assert torch.equal(one, other), place
+
+
 def test_a_structure_may_change_where_it_is_allowed() -> None:
     net = Stack(lambda t: (t, None), lambda out: out[0])
     with th.hooks(net) as hooks:
@@ -251,11 +275,12 @@ def test_a_global_hook_comes_before_ours() -> None:
     try:
         with th.hooks(net) as hooks:
             hooks.forward("0", lambda *arguments: fired.append("1"))
+            hooks.forward("0", lambda *arguments: fired.append("2"))
             hooks.forward("0", lambda *arguments: fired.append("prep"), prepend=True)
             net[0](_x())
     finally:
         handle.remove()
-    assert fired == ["global", "prep", "1"]
+    assert fired == ["global", "prep", "1", "2"]
 
 
 def test_two_edits_apply_in_the_order_in_which_they_were_attached() -> None:

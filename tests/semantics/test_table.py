@@ -37,6 +37,54 @@ def test_each_kind_has_one_row_and_a_test_in_it() -> None:
     assert sorted(number for number, _ in rows) == sorted(ROWS)
 
 
+TORCHS = """
+test_forward_hooks test_forward_pre_hooks test_full_backward_hooks test_full_backward_pre_hooks test_mixed_hooks
+test_kwarg_hooks test_remove_kwarg_hooks test_always_called_forward_hooks test_bw_hook_warning_for_non_tensor_or_tuple
+test_load_state_dict_pre_hook test_no_extra_ref_to_module test_pickled_hook test_load_state_dict_module_pre_hook
+test_load_state_dict_post_hook test_load_state_dict_post_hook_backward_compatibility test_module_global_hooks
+test_module_global_hook_invalid_outputs test_module_backward_global_hook_writeable
+test_module_global_forward_preforward_hook_writeable test_module_forward_preforward_hook_removable
+test_module_forward_forward_hook_removable test_global_and_local_hooks_order test_hooks test_hook_cpp
+test_backward_hooks_interaction test_hook_invalid_outputs test_hook_requires_grad test_hook_no_requires_grad
+test_hook_last_arg_requires_grad test_hook_extra_input test_hook_inplace test_hook_non_full_warning
+test_hook_backward_size test_hook_backward_writeable test_hook_forward_preforward_writable test_hook_buffer_registration
+test_hook_submodule_registration test_hook_parameter_registration test_post_accumulate_grad_hook_gets_cleaned_up
+test_post_accumulate_grad_hook_ordering test_hook_with_no_name test_prehook_ordering
+test_retains_grad_can_always_observe_tensor_prehook test_accumulate_grad_posthooks_can_observe_tensor_prehook
+test_accumulate_grad_posthooks_should_not_execute test_hook_edge_case_when_called_with_grad test_hooks_cpp test_hook_none
+test_retain_grad test_retain_grad_cycle test_grad_fn_prehooks test_grad_fn_prehooks_multiple_outputs
+test_grad_fn_prehooks_remove_hooks test_tensor_hooks_inplace test_retains_grad_inplace test_hook_closure_cycle
+test_multi_grad_all_hooks test_multi_grad_any_hooks test_full_backward_hook_double_backward
+test_saved_variable_packing_unpacking_saved_original_with_hooks test_pack_hook_with_inplace_modification_should_fail
+test_default_saved_tensors_hooks test_disabling_saved_tensor_hooks test_spectral_norm
+""".split()
+SECTIONS = {"Promises": 22, "Bad input": 10, "What PyTorch holds its hooks to": 50}
+
+
+def _section(title: str) -> list[str]:
+    """Return the rows of one of the tables at the end of the page."""
+    text = _docs().partition(f"### {title}\n")[2].partition("\n### ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]  # the first is the head
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_each_promise_has_a_row_that_names_a_test(title: str) -> None:
+    rows = _section(title)
+    assert len(rows) >= SECTIONS[title]
+    for row in rows:
+        assert re.fullmatch(r"\| .+ \| `tests/[\w/]+\.py::\w+`(?:, `tests/[\w/]+\.py::\w+`)* \|", row), row
+
+
+def test_each_of_torchs_tests_has_one_of_ours_that_runs_bare_and_in_sessions() -> None:
+    rows = _section("What PyTorch holds its hooks to")
+    assert set(TORCHS) <= {name for row in rows for name in re.findall(r"`(test_\w+)`", row.split(" | ")[0])}
+    for file, name in {found for row in rows for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)}:
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        (test,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert "session" in [argument.arg for argument in test.args.args], f"{file}::{name}"
+
+
 def _rows_of(test: ast.FunctionDef, before: list[str]) -> list[str]:
     """Return the rows that a test is of: its docstring begins with them, or else the line above its section."""
     if named := _IN_DOCSTRING.match(ast.get_docstring(test) or ""):

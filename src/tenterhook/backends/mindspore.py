@@ -208,6 +208,9 @@ class MindSporeBackend:
         # a cell that is differentiated itself sets MindSpore's own flag only once it has been called
         return executor.enable_grad() and (executor.grad_flag() or is_differentiating())
 
+    def work_done(self) -> None:
+        return None
+
     def unseen(self, fn: FunctionT) -> FunctionT:
         return fn
 
