@@ -22,7 +22,7 @@ from tests.cli.commands import tenterhook
 from tests.recording.synthetic import call, calls_batch, modules_table, value, values_batch
 
 ROOT = Path(__file__).parents[2]
-STEPS, BACK_TO = 30, 20
+STEPS, BACK_TO = 30, 18  # amid a part, and amid a shard, which holds four tensors
 CASES = [(when, times) for when in ("before", "after") for times in (1, 3)]
 POINTS = [
     "rows.compact",
@@ -155,7 +155,6 @@ GOING_ON = [
     "resume.trim_shard",
     "shards._write_all",
     "pathlib.Path.replace",
-    "pathlib.Path.rename",
     "pathlib.Path.unlink",
     "pathlib.Path.write_bytes",
 ]
@@ -165,14 +164,13 @@ GOING_ON = [
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("point", GOING_ON)
 def test_wherever_it_dies_while_it_goes_on(tmp_path: Path, point: str, closed: bool) -> None:
-    """It is to go back ten steps, through several parts and shards."""
+    """It is to go back twelve steps, through several parts and shards."""
     written = tmp_path / "written.thk"
     died([(written, "closes" if closed else "records", "pathlib.Path.unlink", "before", 999)])
     jobs: list[Job] = [(tmp_path / f"{when}{times}.thk", "goes on", point, when, times) for when, times in CASES]
     for target, *_ in jobs:
         shutil.copytree(written, target)
-    # A shard that was growing is finished, and one that was finished is cut.
-    assert any(died(jobs)) or point == ("resume.finish_shard" if closed else "resume.trim_shard")
+    assert any(died(jobs)) or (point == "resume.finish_shard" and closed)  # no shard is growing there
     for target, *_ in jobs:
         left = th.open(target)
         steps = left.table("values")["step"].to_pylist()
