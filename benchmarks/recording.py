@@ -1,6 +1,7 @@
 """What recording to disk and reading it back cost: rows, bytes, tensors, and questions to a very large recording.
 
     python -m benchmarks.recording rows      rows a second into the stream, bytes a row, the first non-finite value
+    python -m benchmarks.recording numbers   what the summary and `tenterhook show` look for in the numbers, of a million values and calls
     python -m benchmarks.recording tensors   tensors to disk against plain file writing
     python -m benchmarks.recording memory    resident memory over 100,000 steps, with docs/pictures/recording-memory.svg
     python -m benchmarks.recording large     1,024 ranks x 300 modules x 100 steps; needs 3 GB of disk (--at FOLDER)
@@ -26,7 +27,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import nn
 
+from tenterhook import record
+from tenterhook.analysis.numbers import numbers_of
 from tenterhook.recording import DiskSink, Manifest, open_recording
 from tests.recording.synthetic import many_values, modules_table
 
@@ -104,6 +109,20 @@ def rows(at: Path) -> None:
         one_layer_ms=timed(lambda: recording.query("select step, rms from values where path = 'layers.6.mlp'")),
         open_ms=timed(lambda: open_recording(path)),
     )
+
+
+def numbers(at: Path) -> None:
+    """Measure how long the numbers of a training's recording are looked through."""
+    net = nn.Sequential(*[layer for _ in range(50) for layer in (nn.Linear(8, 8), nn.ReLU())])
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with record(net, to=at / "training.thk"):
+        for _ in range(5000):
+            optimizer.zero_grad()
+            net(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    found = open_recording(at / "training.thk")
+    rows = {table: found.table(table).num_rows for table in ("calls", "values")}
+    say(what="numbers", rows=rows, numbers_ms=timed(lambda: numbers_of(open_recording(at / "training.thk"))))
 
 
 def tensors(at: Path) -> None:
@@ -247,7 +266,7 @@ def ask(path: Path) -> None:
 def main() -> None:
     """Run the benchmark that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rows", "tensors", "memory", "large", "ask"])
+    parser.add_argument("what", choices=["rows", "numbers", "tensors", "memory", "large", "ask"])
     parser.add_argument("--at", type=Path, help="folder to write to; a temporary one by default")
     parser.add_argument("--ranks", type=int, default=1024)
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -40,6 +41,32 @@ def test_after_a_forward_that_raised(inside: bool) -> None:
         "  (root), 0, 1, 2: no gradient: ValueError was raised before a backward pass",
         "  3: never called",
     ]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad batch"), KeyboardInterrupt(), None], ids=repr)
+def test_an_exception_that_was_caught_explains_no_gradient(error: BaseException | None) -> None:
+    """Whoever catches it goes on, and need not have meant to differentiate: only what ends the session is said to have come before."""
+    net = layers(Bad(), nn.Linear(4, 4))
+    with contextlib.suppress(ValueError, KeyboardInterrupt), th.record(net) as rec:
+        with pytest.raises(ValueError, match="bad batch"):
+            net(torch.randn(3, 4))
+        running = str(rec.coverage)
+        if error is not None:
+            raise error
+    reason = (
+        "no backward pass reached it" if error is None else f"{type(error).__name__} was raised before a backward pass"
+    )
+    assert f"  (root), 0, 1, 2: no gradient: {reason}" in str(rec.coverage).splitlines()
+    assert "was raised" not in running
+
+
+@pytest.mark.parametrize("code", [0, None, 3])
+def test_the_end_of_a_program_is_no_exception(code: int | None) -> None:
+    net = layers(nn.Linear(4, 4))
+    with pytest.raises(SystemExit), th.record(net) as rec:
+        net(torch.randn(3, 4))
+        raise SystemExit(code)
+    assert ("SystemExit was raised" in str(rec.coverage)) == bool(code)
 
 
 def test_after_a_backward_pass_it_is_not_the_exception() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -99,6 +100,51 @@ def test_a_call_impl_that_only_the_instance_knows_is_called() -> None:
     with th.record(net) as rec:
         assert all(torch.equal(net(x), clean) for _ in range(3))
     assert "never called" in str(rec.coverage)  # by what its hooks would run in
+
+
+class _Triples(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * 3
+
+
+class _Doubles(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class _Within(nn.Linear):
+    def _call_impl(self, x: Tensor) -> Tensor:
+        return super()._call_impl(x) * 5
+
+
+@pytest.mark.parametrize("become", [_OwnCall, _Triples, _Doubles, _Within])
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_module_whose_class_changes_runs_as_its_new_class_has_it(
+    become: type[nn.Module], at: int, every: int
+) -> None:
+    """Between two samples, between two calls and in the middle of the call of the model."""
+
+    class Becomes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if counts[0] == at:
+                net[1].__class__ = become
+            counts[0] += 1
+            return x
+
+    def run(record: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net[:] = [Becomes(), nn.Linear(4, 4), nn.Tanh()]
+        counts[0] = 0
+        model = nn.Sequential(*net)
+        with th.record(model, every=every) if record else contextlib.nullcontext():
+            given = [model(torch.ones(2, 4)) for _ in range(4)]
+            net[1].__class__ = become if at == 4 else type(net[1])
+            return given + [model(torch.ones(2, 4)) for _ in range(4)]
+
+    net: list[nn.Module] = []
+    counts = [0]
+    assert all(map(torch.equal, run(True), run(False)))
 
 
 class _Asks(nn.Module):

@@ -86,16 +86,80 @@ def test_show_and_the_summary_of_a_script_tell_it_once(tmp_path: Path) -> None:
     assert stream.getvalue().count(TOLD) == 1
 
 
+@pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("kept", [False, True], ids=["gone", "kept"])
-def test_an_optimizer_that_takes_the_place_of_another_between_recorded_steps_ends_steps(kept: bool) -> None:
-    """Where the old one is kept, the new one's first step is taken for one beside it."""
+def test_an_optimizer_that_takes_the_place_of_another_ends_its_steps(kept: bool, at: int) -> None:
+    """On a step that is recorded or between two of them, whether or not the old one is kept."""
     net = nn.Linear(2, 2)
     optimizers = [torch.optim.SGD(net.parameters(), 0.1)]
-    with th.record(net, every=3) as rec:
-        for turn in range(12):
-            net(torch.ones(1, 2)).sum().backward()
+    with th.record(net, every=3, kinds=["output", "input"]) as rec:
+        for turn in range(13):
+            net(torch.full((1, 2), float(turn))).sum().backward()
             optimizers[-1].step()
-            if turn == 4:
+            if turn == at:
                 optimizers = [*(optimizers if kept else []), torch.optim.SGD(net.parameters(), 0.1)]
-    steps = [row["step"] for row in rec.query("select distinct step from calls order by step").to_pylist()]
-    assert steps == [0, 3, 6, 9]
+    assert _inputs_of_steps(rec) == [(0, 0.0), (3, 3.0), (6, 6.0), (9, 9.0), (12, 12.0)]
+    assert rec.recording.manifest.steps == 13
+
+
+def _inputs_of_steps(rec: th.Recorder) -> list[tuple[int, float]]:
+    """Which turn of the loop each recorded step is."""
+    rows = rec.query(
+        "select distinct step, \"mean\" from \"values\" where kind = 'input' and path = '' order by step"
+    ).to_pylist()
+    return [(row["step"], row["mean"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "order", ["one,two", "one,two,two", "one+two,two", "one+two", "two+one,one+two", "one,one,two+one"]
+)
+def test_steps_are_counted_alike_where_they_are_not_recorded(order: str) -> None:
+    """In turn, together, or one of them not always: what ends a step does not hang on whether calls are seen."""
+
+    def steps(**options: int) -> int:
+        net = Pair()
+        with th.record(net, **options) as rec:
+            train(net, ",".join([order] * 6))
+        return rec.recording.manifest.steps
+
+    assert steps() == steps(every=2) == steps(every=5) == steps(every=7) == 6 * len(order.split(","))
+
+
+def test_one_forward_for_two_optimizers_is_one_step() -> None:
+    """Each has its own backward pass, after which it steps; that is nothing new that was differentiated."""
+
+    def steps(**options: int) -> int:
+        net = Pair()
+        optimizers = [torch.optim.Adam(part.parameters(), 0.1) for part in (net.one, net.two)]
+        with th.record(net, **options) as rec:
+            for _ in range(9):
+                output = net(torch.randn(3, 2)).sum()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                    output.backward(retain_graph=True)
+                    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizers[0].step()
+                with torch.no_grad():
+                    net(torch.randn(3, 2))
+                optimizers[1].step()
+        return rec.recording.manifest.steps
+
+    assert steps(every=4) == 9
+
+
+def test_a_gan_counts_alike_where_steps_are_not_recorded() -> None:
+    """Two models of which each has its forward and its optimizer."""
+
+    def steps(**options: int) -> int:
+        net = Pair()
+        one, two = (torch.optim.SGD(part.parameters(), 0.1) for part in (net.one, net.two))
+        with th.record(net, **options) as rec:
+            for _ in range(6):
+                fake = net.one(torch.randn(3, 2))
+                net.two(fake.detach()).sum().backward()
+                two.step()
+                net.two(fake).sum().backward()
+                one.step()
+        return rec.recording.manifest.steps
+
+    assert steps() == steps(every=2) == steps(every=3) == steps(every=5) == 12

@@ -105,6 +105,7 @@ class Place:
         "no_gradient",
         "numbers",
         "recomputed",
+        "recorded_count",
         "resting",
         "step",
         "step_calls",
@@ -123,7 +124,7 @@ class Place:
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Begin to count."""
         made = super().__new__(cls)
-        made.call_count = made.gradient_count = made.recomputed = 0
+        made.call_count = made.recorded_count = made.gradient_count = made.recomputed = 0
         made.step = -1
         made.numbers = {}  # thread -> step, calls so far in it
         made.step_calls = []
@@ -150,6 +151,7 @@ class Place:
             self.recomputed = 0
         call.number = self.next_number(call.thread, call.step)
         self.call_count += 1
+        self.recorded_count += self.wanted and self.due
         if not call.regions:
             self.step_calls.append(call)
             if len(self.step_calls) > MOST_REPEATED:
@@ -211,7 +213,8 @@ class Watched(Place):
 
     def succeed(self, old: Watched) -> None:
         """Go on where a module of the same place and make has left off."""
-        self.call_count, self.gradient_count = old.call_count, old.gradient_count
+        self.call_count, self.recorded_count = old.call_count, old.recorded_count
+        self.gradient_count = old.gradient_count
         self.no_gradient, self.recomputed = old.no_gradient, old.recomputed
         self.sites = old.sites
         self.step, self.numbers, self.step_calls = old.step, old.numbers, old.step_calls

@@ -53,7 +53,7 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
-        self.raised: str | None = None  # the class of the last exception that ended a call
+        self.raised: str | None = None  # the class of the exception that ended the session
         self.outputs_unseen: dict[tuple[str, str], str] = {}  # model and path -> what is said of them
         self._closed, self._hook_ns = False, 0
         self.around: Callable[..., tuple[Any, Any, Any]] | None = None  # wraps the handlers that are attached
@@ -346,8 +346,6 @@ class Capture:
             if self.options.note_errors and (why := explanation(error)) is not None:
                 note_error(error, why)
         stopped = self.backend.is_early_stop(error)  # a recomputation that has all it needs: no error of anybody
-        if not stopped:
-            self.raised = type(error).__name__
         if call.recorded:
             self.rows.call(call, self.tracker.now_ns(), None if stopped else f"{type(error).__name__}: {error}")
         if self.options.note_errors and call.followed and not stopped:

@@ -29,22 +29,29 @@ class EventLog:
 
     Args:
         path: the file; replaced if it is there.
+        rank: which of several processes writes; each has a file of its own, `events-rank-00001.txt`. None where there is one.
+        goes_on: add to a file that is there.
 
     Attributes:
+        path: the file.
         failure: why nothing more is written; None while all is well.
 
     Raises:
         TargetError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, goes_on: bool = False) -> None:
         self.path = Path(path)
+        if rank is not None:
+            self.path = self.path.with_name(f"{self.path.stem}-rank-{rank:05d}{self.path.suffix}")
         self._pid = os.getpid()
         self.summary: Callable[[Any], Summary] | None = None
         self.failure: str | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8", buffering=1)  # line by line, also past a crash
+            self._file = self.path.open(
+                "a" if goes_on else "w", encoding="utf-8", buffering=1
+            )  # line by line, also past a crash
         except OSError as error:
             raise TargetError(
                 f"the log {self.path} cannot be written: {error.strerror}\n  name another file with --log"

@@ -8,11 +8,15 @@ import threading
 import weakref
 
 from tenterhook.capture import Capture
+from tenterhook.recording.pace import Pace
 
-__all__ = ["INTERVAL", "Flusher", "lasts_in_children"]
+__all__ = ["PACE", "Flusher", "lasts_in_children"]
 
-INTERVAL = 0.5
+_INTERVAL = 0.5
 """Seconds that rows may wait in a capture, and again in the sink."""
+
+PACE = Pace(flush_interval=_INTERVAL)
+"""How often the sink of a session writes."""
 
 _log = logging.getLogger("tenterhook")
 _watched: weakref.WeakSet[Capture] = weakref.WeakSet()
@@ -33,7 +37,7 @@ class Flusher:
     The thread does not keep the capture alive.
     """
 
-    def __init__(self, capture: Capture, interval: float = INTERVAL) -> None:
+    def __init__(self, capture: Capture, interval: float = _INTERVAL) -> None:
         self._stop = threading.Event()
         lasts_in_children(capture)
         self._thread = threading.Thread(
@@ -49,14 +53,19 @@ class Flusher:
 
 
 def _run(ref: weakref.ref[Capture], stop: threading.Event, interval: float) -> None:
+    told = 0
     while not stop.wait(interval):
         capture = ref()
         if capture is None or capture.closed:
             return
         try:
-            capture.rows.flush(
-                wait=False
-            )  # a signal may close the recording while the lock is held, and wait for this thread
+            # Looked at before the rows, the step first. Of a step that has ended what is evaluated before the next begins is part.
+            step = capture.tracker.step
+            ended = step if capture.tracker.has_begun or not capture.active else step - 1
+            # Without waiting: a signal may close the recording while the lock is held, and wait for this thread.
+            if capture.rows.flush(wait=False) and ended > told:
+                capture.sink.steps_ended(ended)
+                told = ended
         except Exception as error:  # a fault of ours ends the recording, never the run
             # Hooks stay on and do nothing: to take them off from here would change tables that a call may be going through.
             capture.failure = capture.failure or f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from tenterhook.gradient_capture import NO_INPUT
 from tenterhook.reasons import NO_GRADIENT_HERE, NO_GRADIENT_YET, WeightUse, replaced, why_never_called
 from tenterhook.recording.manifest import Model
 from tenterhook.recording.schema import MODULES
+from tenterhook.recording.source import table_of_rows
 from tenterhook.selection import Entry, Selection, resolve
 
 __all__ = [
@@ -113,6 +114,7 @@ def lenient_matches(select: Any, entries: Sequence[Entry], matched: set[str] | N
         return []
 
 
+_ELSEWHERE = "called, on no step that is recorded"
 _ADDED = "added to the model during the session, without hooks: begin the session after it"
 _sources: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
@@ -142,7 +144,7 @@ def model_manifest(model: Any, name: str, watched: Sequence[Watched]) -> Model:
 
 def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Build the table of modules from its rows."""
-    return pa.Table.from_pylist(list(rows), MODULES)
+    return table_of_rows(rows, MODULES)
 
 
 def modules_rows(
@@ -192,7 +194,7 @@ def modules_rows(
                 "parameters": one.entry_parameters,
                 "source": _source(one.ref()) if one.ref() is not None else None,
                 "selected": one.wanted and (one if entry is None else entry).callable,
-                "calls": one.call_count,
+                "calls": one.recorded_count,
                 "reason": reason if one.wanted else None,
             }
         )
@@ -264,6 +266,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         if one.lost and not gone:
             return "hooks were removed by somebody else"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
+    if one.recorded_count == 0:
+        return _ELSEWHERE
     kinds = capture.options.kinds
     if ("grad_output" in kinds or "grad_input" in kinds) and one.gradient_count == 0:
         if one.no_gradient:
@@ -273,7 +277,7 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
         return f"no gradient: {seen.raised} was raised before a backward pass" if seen.raised else NO_GRADIENT_YET
     if (unseen := capture.outputs_unseen.get((one.model, one.path))) is not None:
         return unseen
-    if "grad_input" in kinds and one.no_gradient[NO_INPUT] >= one.call_count:
+    if "grad_input" in kinds and one.no_gradient[NO_INPUT] >= one.recorded_count:
         return f"no gradient of its inputs: {NO_INPUT}"
     if "update" in kinds and one.entry_parameters and not capture.tracker.step:
         return "no update: no step has ended, which an optimizer's step, the next forward or rec.step() does"

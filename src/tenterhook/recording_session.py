@@ -119,7 +119,7 @@ class RecordingSession:
         self.schedule.earlier = resumed.steps
         self._first_step = resumed.step
         for one in self._watched:
-            one.call_count = resumed.calls[one.model, one.path, "forward"]
+            one.call_count = one.recorded_count = resumed.calls[one.model, one.path, "forward"]
             one.gradient_count = resumed.calls[one.model, one.path, "backward"]
 
     def _set_rates(self, model: Any) -> None:
@@ -171,13 +171,18 @@ class RecordingSession:
         if self.closed:
             return
         self.closed = True
-        self._manifest.error = words_of(error)
         ending = Ending(self._manifest)
-        end_capture(ending, self.capture, self._parameters, error)
-        ending.do(self._stack.close, "the session's changes could not be undone", None)
-        modules = ending.do(self._modules, "the modules could not be listed", table_of([]))
-        ending.do(self._finish_manifest, "the manifest is not whole", None)
-        self.sink.close(self._manifest, modules)
+
+        def take_off() -> None:
+            end_capture(ending, self.capture, self._parameters, error)
+            ending.do(self._stack.close, "the session's changes could not be undone", None)
+
+        with ending.at_any_rate(self.sink, take_off):
+            self._manifest.error = words_of(error)
+            take_off()
+            modules = ending.do(self._modules, "the modules could not be listed", table_of([]))
+            ending.do(self._finish_manifest, "the manifest is not whole", None)
+            self.sink.close(self._manifest, modules)
         if isinstance(self.sink, MemorySink):
             self.sink.before_read = None
         if ending.interrupt is not None:

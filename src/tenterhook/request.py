@@ -12,13 +12,13 @@ from typing import Any
 from tenterhook.address import Kind
 from tenterhook.backends import Backend
 from tenterhook.errors import TenterhookError
-from tenterhook.flushing import INTERVAL
+from tenterhook.flushing import PACE
 from tenterhook.op_capture import check_ops
 from tenterhook.recording.environment import start_manifest
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.memory import MemorySink
 from tenterhook.recording.target import refuse_taken
-from tenterhook.recording.writer import DiskSink, Pace
+from tenterhook.recording.writer import DiskSink
 from tenterhook.row_capture import CaptureOptions
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Selection, describe, resolve
@@ -147,7 +147,7 @@ class Destination:
             overwrite=self.overwrite,
             resume=self.resume,
             budget=self.budget,
-            pace=Pace(flush_interval=INTERVAL),
+            pace=PACE,
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -64,6 +65,7 @@ class RowCapture:
         self._measures = options.statistics
         self._extra = options.scaler is not None
         self._lock = threading.RLock()
+        self.unsure_rows = 0  # of which it is not known whether they have reached the sink
         self._engine: Any = None
         self._calls = CallBlock(_BLOCK_ROWS)
         self._block = self._new_block()
@@ -238,8 +240,9 @@ class RowCapture:
         if not self._lock.acquire(blocking=wait):
             return False
         try:
-            self._flush_calls()
-            self._flush_values()
+            with contextlib.ExitStack() as both:  # the one also where Ctrl-C comes in the other
+                both.callback(self._flush_values)
+                self._flush_calls()
         finally:
             self._lock.release()
         return True
@@ -260,17 +263,30 @@ class RowCapture:
     def _flush_calls(self) -> None:
         block = self._calls
         if block.table.used:
-            self._calls = CallBlock(_BLOCK_ROWS, block)
-            self._show_blocks()
-            self._sink.write_calls(block.batch())
+            with self._handing(block.table.used):
+                self._calls = CallBlock(_BLOCK_ROWS, block)
+                self._show_blocks()
+                self._sink.write_calls(block.batch())
 
     def _flush_values(self) -> None:
         block = self._block
         if block.table.reserved:
-            self._block = self._new_block(block)
-            self._show_blocks()
-            if block.table.used:
-                self._sink.write_values(block.batch())
+            with self._handing(block.table.used):
+                self._block = self._new_block(block)
+                self._show_blocks()
+                if block.table.used:
+                    self._sink.write_values(block.batch())
+
+    @contextlib.contextmanager
+    def _handing(self, rows: int) -> Iterator[None]:
+        """Note that rows may be missing where Ctrl-C comes while they are handed over; a fault is told anyway."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.unsure_rows += rows
+            raise
 
     def forked(self) -> None:
         """Go on in a child of the process, where the parent's other threads may have held the lock."""

@@ -18,6 +18,7 @@ from tenterhook.inventory import lenient_matches, model_manifest, modules_rows, 
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
+from tenterhook.recording.manifest import Model
 from tenterhook.sampling import Sampling
 from tenterhook.selection import Entry, check_patterns, resolve
 
@@ -81,6 +82,7 @@ class ScriptModels:
         self._by_module: dict[int, Watched] = {}
         self.known: list[ScriptModel] = []
         self.earlier: Counter[tuple[str, str, str]] = Counter()  # (model, path, phase) -> calls of earlier processes
+        self.earlier_modules: list[dict[str, Any]] = []  # their rows of the table of modules
         self.strays: Counter[tuple[str, str]] = Counter()  # (type, why it is not recorded) -> calls
         self.ops: OpCapture | None = None
         self.schedule: HookSchedule | None = None  # once a model is met
@@ -159,7 +161,7 @@ class ScriptModels:
         for one in model.watched:
             one.model = model.name
             if old is None:
-                one.call_count = self.earlier[one.model, one.path, "forward"]
+                one.call_count = one.recorded_count = self.earlier[one.model, one.path, "forward"]
                 one.gradient_count = self.earlier[one.model, one.path, "backward"]
             self._watch(capture, one)
         self._make_known(capture, model.watched)
@@ -243,7 +245,18 @@ class ScriptModels:
         rows = []
         for model in self.known:
             rows += model.rows(capture)
+        # A model that was called by an earlier process, and not again, has rows of calls, too.
+        there, models = {(row["model"], row["path"]) for row in rows}, {model.name for model in self.known}
+        for row in self.earlier_modules:
+            if (row["model"], row["path"]) not in there and (row["calls"] or row["model"] not in models):
+                rows.append(row)
         return rows
+
+    def manifests(self, earlier: Sequence[Model]) -> list[Model]:
+        """Describe the models, those too that only an earlier process has called."""
+        names = {model.name for model in self.known}
+        kept = {row["model"] for row in self.earlier_modules} - names
+        return [model.manifest for model in self.known] + [model for model in earlier if model.name in kept]
 
     def missing(self, rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """List what was asked for and not seen, with the reasons."""

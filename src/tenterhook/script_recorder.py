@@ -8,11 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import wrapt
@@ -21,22 +20,23 @@ from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.backends import FRAMEWORKS, Backend, Detachable
 from tenterhook.capture import Capture
 from tenterhook.errors import UnsupportedError
-from tenterhook.event_log import EventLog
-from tenterhook.flushing import INTERVAL, Flusher
+from tenterhook.flushing import PACE, Flusher
 from tenterhook.hook_schedule import HookSchedule
 from tenterhook.inventory import table_of
 from tenterhook.op_capture import OpCapture, check_ops
-from tenterhook.recording.environment import now, start_manifest
-from tenterhook.recording.manifest import Manifest
+from tenterhook.own_frames import without_own_frames
+from tenterhook.recording.environment import now
 from tenterhook.recording.resume import Resumed
-from tenterhook.recording.writer import DiskSink, Pace
-from tenterhook.request import PARAMETER_KINDS, capture_options, check_kinds
-from tenterhook.row_capture import CaptureOptions
+from tenterhook.recording.writer import DiskSink
+from tenterhook.request import PARAMETER_KINDS, check_kinds
 from tenterhook.sampling import Sampling
 from tenterhook.script_models import ScriptModels
+from tenterhook.script_request import ScriptRequest
 from tenterhook.session_end import Ending, end_capture, finish_manifest, words_of
 
 __all__ = ["FullStep", "RecordSummary", "ScriptRecorder", "ScriptRequest"]
+
+_DESCRIBED = 64  # models that are named as soon as they are called; a script that makes ever new ones has the rest named at its end
 
 
 class FullStep(NamedTuple):
@@ -92,60 +92,6 @@ class RecordSummary:
     told: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptRequest:
-    """What is to be recorded of a script.
-
-    Attributes:
-        select: patterns; each needs to match in some model of the script only.
-        kinds: as :func:`tenterhook.record` takes them, and so are the options that are not said here.
-        ops: whether functional calls are recorded, too.
-        every: every n-th step; or patterns and the n of what each matches, in whichever model.
-        log: text file that gets a line per event.
-        resume: go on with a recording that is there, at the step of that number, which the script does first.
-        argv: the script's command line, for the manifest.
-    """
-
-    select: Sequence[str] | None = None
-    kinds: Collection[str] | None = None
-    stats: str | None = "basic"
-    sketch: bool = True
-    tensors: bool = False
-    ops: bool = False
-    every: int | Mapping[str, int] = 1
-    steps: str | None = None
-    log: str | os.PathLike[str] | None = None
-    overwrite: bool = False
-    resume: int | None = None
-    on_error: str = "warn"
-    note: str | None = None
-    argv: Sequence[str] = ()
-
-    def options(self, kinds: frozenset[str]) -> CaptureOptions:
-        """What the capture is to do; a script's traceback is its own, so that errors get no note."""
-        options = capture_options(
-            kinds,
-            stats=self.stats,
-            sketch=self.sketch,
-            recompute=False,
-            on_error=self.on_error,
-            to_disk=True,
-            ops=self.ops,
-        )
-        return replace(options, note_errors=False)
-
-    def manifest(self, kinds: frozenset[str], sampling: Sampling) -> Manifest:
-        """Begin the manifest."""
-        return start_manifest(
-            argv=list(self.argv),
-            kinds=sorted(kinds),
-            select=", ".join(self.select or ["**"]),
-            tensors=str(self.tensors).lower(),
-            note=self.note,
-            options={"stats": self.stats, "sketch": self.sketch, **sampling.asked, "ops": self.ops},
-        )
-
-
 class ScriptRecorder:
     """Records every model that a script calls, from the first call on.
 
@@ -171,14 +117,14 @@ class ScriptRecorder:
             asked.select, tensors=asked.tensors, sampling=self._sampling, parameters=bool(wanted & PARAMETER_KINDS)
         )
         self._manifest = asked.manifest(wanted, self._sampling)
-        self._log = EventLog(asked.log) if asked.log is not None else None
+        self._log = asked.open_log(self._manifest)
         self._sink = DiskSink(
             Path(to),
             self._manifest,
             rank=self._manifest.rank,
             overwrite=asked.overwrite,
             resume=False if asked.resume is None else asked.resume,
-            pace=Pace(flush_interval=INTERVAL),
+            pace=PACE,
         )
         self._capture: Capture | None = None
         self._schedule: HookSchedule | None = None
@@ -190,10 +136,9 @@ class ScriptRecorder:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._running = False
-        self._began_ns = 0
-        self._met_ns = 0  # when the first model was called
+        self._began_ns = self._met_ns = 0  # when it was started; when the first model was called
         self._fullest: FullStep | None = None
-        self._first_step = 0  # of this process
+        self._first_step = self._described = 0  # of this process; models that the manifest on the disk names
         self.tell: Callable[[str], None] | None = None
         """Called with what should be known while the script runs: patterns that match nothing in the models of the first step."""
 
@@ -225,12 +170,7 @@ class ScriptRecorder:
         backend: Backend = importlib.import_module(FRAMEWORKS[framework]).BACKEND
         # Before the first call: that may be in compiled code already, where it is too late to have it run eager.
         self._told.append(self._stack.enter_context(backend.seeing_everything(None)))
-        self._attachments.append(
-            backend.on_any_call(
-                partial(self._models.wants, backend),
-                lambda module, args, kwargs: self._met(backend, module, args, kwargs),
-            )
-        )
+        self._attachments.append(backend.on_any_call(partial(self._models.wants, backend), partial(self._met, backend)))
 
     def _begin(self, backend: Backend) -> Capture:
         """The first model decides which framework is recorded."""
@@ -257,7 +197,7 @@ class ScriptRecorder:
     def _go_on(self, capture: Capture, schedule: HookSchedule, resumed: Resumed) -> None:
         capture.tracker.go_on(resumed.step, resumed.seq, resumed.start_ns)
         schedule.earlier = resumed.steps
-        self._models.earlier = resumed.calls
+        self._models.earlier, self._models.earlier_modules = resumed.calls, resumed.modules
         self._first_step = resumed.step
 
     def _follow_ops(self, backend: Backend, capture: Capture) -> None:
@@ -282,26 +222,32 @@ class ScriptRecorder:
                 continue
             seen.add(id(one))
             trace = one.__traceback__ if self._backend is None else self._backend.bare_traceback(one.__traceback__)
-            one.__traceback__ = _without_own_frames(trace)
+            one.__traceback__ = without_own_frames(trace)
             waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
     def close(self, error: BaseException | None = None) -> RecordSummary:
         """Take everything off, finish the recording and say how it went. Raises nothing but an interrupt that came meanwhile."""
         self._running = False
         ending = Ending(self._manifest)
-        for attachment in self._attachments:
-            ending.do(attachment.remove, "hooks could not be taken off", None)
         summary = RecordSummary(Path(self._sink.path))
         rows: list[dict[str, Any]] = []
         capture = self._capture
-        if self._log is not None and self._log.failure is not None:
-            self._manifest.partial = self._log.failure
-        if capture is not None:
-            end_capture(ending, capture, self._models.parameters, error)
-            rows = ending.do(lambda: self._models.rows(capture), "the modules could not be listed", rows)
-        ending.do(self._stack.close, "the session's changes could not be undone", None)
-        ending.do(lambda: self._finish(summary, error), "the manifest is not whole", None)
-        self._sink.close(self._manifest, table_of(rows))
+
+        def take_off() -> None:
+            for attachment in self._attachments:
+                ending.do(attachment.remove, "hooks could not be taken off", None)
+            if capture is not None:
+                end_capture(ending, capture, self._models.parameters, error)
+            ending.do(self._stack.close, "the session's changes could not be undone", None)
+
+        with ending.at_any_rate(self._sink, take_off):
+            if self._log is not None and self._log.failure is not None:
+                self._manifest.partial = self._log.failure
+            take_off()
+            if capture is not None:
+                rows = ending.do(lambda: self._models.rows(capture), "the modules could not be listed", rows)
+            ending.do(lambda: self._finish(summary, error), "the manifest is not whole", None)
+            self._sink.close(self._manifest, table_of(rows))
         if self._log is not None:
             ending.do(self._log.close, "the log could not be closed", None)
         self._sum_up(summary, rows)
@@ -321,7 +267,7 @@ class ScriptRecorder:
             finish_manifest(
                 manifest,
                 self._capture,
-                [model.manifest for model in self._models.known],
+                self._models.manifests(manifest.models),
                 told,
                 began_ns=self._met_ns,
                 recorded=self._schedule.recorded,
@@ -347,7 +293,9 @@ class ScriptRecorder:
         summary.error = manifest.error
         summary.partial = manifest.partial or self._sink.failure
         summary.lost_rows = self._sink.lost_rows
-        summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
+        for file in summary.path.rglob("*"):
+            with contextlib.suppress(OSError):  # another rank goes on, and its files with it
+                summary.size_bytes += file.stat().st_size if file.is_file() else 0
 
     # --- meeting models --------------------------------------------------------------------------------------------
     def _met(self, backend: Backend, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -361,6 +309,10 @@ class ScriptRecorder:
         with self._lock:  # threads may meet the first models at once
             capture = self._capture or self._begin(backend)
         capture.guarded(self._models.take_in, capture, module, args, kwargs)
+        if self._described < len(self._models.known) <= _DESCRIBED:
+            self._described = len(self._models.known)
+            self._manifest.models = self._models.manifests(self._manifest.models)
+            self._sink.describe(self._manifest)
 
     # --- steps -----------------------------------------------------------------------------------------------------
     def _step_began(self) -> None:
@@ -387,15 +339,3 @@ class ScriptRecorder:
             calls, step = model.calls_in_step
             if self._fullest is None or calls > self._fullest.calls:
                 self._fullest = FullStep(calls, step, model.name)
-
-
-def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    kept = []
-    while traceback is not None:
-        if not str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("tenterhook."):
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    made: TracebackType | None = None
-    for one in reversed(kept):
-        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return made

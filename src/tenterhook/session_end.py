@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tenterhook.capture import Capture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.recording.environment import now
 from tenterhook.recording.manifest import Cost, Manifest, Model
+from tenterhook.recording.sink import Sink
 
 __all__ = ["Ending", "end_capture", "finish_manifest", "words_of"]
 
@@ -49,6 +51,25 @@ class Ending:
             self.interrupt = self.interrupt or interrupt
         return otherwise
 
+    @contextlib.contextmanager
+    def at_any_rate(self, sink: Sink, take_off: Callable[[], None]) -> Iterator[None]:
+        """End a session whatever happens: an interrupt may come between the parts, or while the sink finishes its files.
+
+        What was recorded is written then, and the recording is left unfinished, as after a kill.
+
+        Args:
+            sink: where it goes.
+            take_off: takes everything off and hands the last rows over, or what is left of that.
+        """
+        try:
+            yield
+        except BaseException:
+            try:
+                take_off()
+            finally:
+                sink.break_off(self._manifest)
+            raise
+
 
 def words_of(error: BaseException | None) -> str | None:
     """Say what ended a session, as type and message; None where it ended well, by ``sys.exit(0)`` too."""
@@ -61,6 +82,8 @@ def end_capture(
     ending: Ending, capture: Capture, parameters: Iterable[ParameterWatch], error: BaseException | None
 ) -> None:
     """Close what is still open, take everything off, and hand over the last rows."""
+    if error is not None and words_of(error) is not None:
+        capture.raised = type(error).__name__
     capture.closed = True  # another thread may be calling modules: their hooks do nothing from now on
     ending.do(lambda: capture.abandon_open_calls(error), "open calls could not be recorded", None)
     for one in parameters:
@@ -87,5 +110,7 @@ def finish_manifest(
     manifest.steps = capture.tracker.steps_seen
     manifest.steps_recorded = recorded
     manifest.optimizer_steps = capture.tracker.turns.counts
-    manifest.partial = "; ".join(filter(None, (capture.failure, manifest.partial))) or None
+    unsure = capture.rows.unsure_rows
+    missing = f"interrupted while {unsure:,} rows were handed over, which may be missing" if unsure else None
+    manifest.partial = "; ".join(filter(None, (capture.failure, missing, manifest.partial))) or None
     manifest.cost = Cost(hook_seconds=capture.hook_ns / 1e9, wall_seconds=(time.perf_counter_ns() - began_ns) / 1e9)

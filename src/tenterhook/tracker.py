@@ -84,8 +84,6 @@ class Tracker:
         self._roots_run: set[Watched] = set()
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
         self._calls_in_step = False
-        self._ended_by: Callable[[], object] | None = None  # refers to the optimizer that ended the last step
-        self._stepped_since: weakref.WeakSet[object] = weakref.WeakSet()  # others that have stepped since then
         self.turns = OptimizerTurns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
         self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
@@ -232,6 +230,7 @@ class Tracker:
         with self._lock:
             call.number = call.watched.next_number(call.thread, call.step)
             call.watched.call_count += 1
+            call.watched.recorded_count += call.recorded
 
     @contextlib.contextmanager
     def rerunning(self, first: _RegionCalls) -> Iterator[None]:
@@ -371,18 +370,13 @@ class Tracker:
     def _optimizer_stepped(self, optimizer: object) -> None:
         if self._steps_by == "user":
             return
-        # Of several optimizers that step together the first ends the step; where calls are not seen, that very one does, or
-        # whichever comes when that one is no more, or steps twice while that one does not.
-        before = self if self._ended_by is None else self._ended_by()  # self: nobody has yet
-        follows = before is None or before is optimizer or optimizer in self._stepped_since
-        if self._calls_in_step or (not self.sees_all and follows):
+        work = threading.get_ident(), self._backend.work_done()
+        if self._calls_in_step or (not self.sees_all and self.turns.is_next(optimizer, work)):
             self._steps_by = "optimizer"
-            self._ended_by = weakref.ref(optimizer)
-            self._stepped_since.clear()
-            self.turns.ended(optimizer)
+            self.turns.ended(optimizer, work)
             self.end_step()
-        elif before is not self:
-            self._stepped_since.add(optimizer)
+        else:
+            self.turns.stepped_beside(optimizer)
 
     def user_stepped(self) -> None:
         """The user says that the step has ended; from now on nobody else does."""
@@ -393,7 +387,7 @@ class Tracker:
     def end_step(self) -> None:
         """Close the step: calls are numbered from 0 again."""
         ended = self.step
+        self._calls_in_step = False  # before the number, for who looks from another thread
         self.step += 1
         self._roots_run.clear()
-        self._calls_in_step = False
         self._on_step_end(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,22 +44,24 @@ def killed(folder: Path) -> Path:
 
 
 def test_a_killed_run_is_gone_on_with_from_its_checkpoint(folder: Path, killed: Path) -> None:
-    before = open_recording(killed).steps
+    recording = open_recording(killed)
+    reached = min(max(recording.table(table)["step"].to_pylist()) for table in ("calls", "values"))
+    whole = max(reached, json.loads((killed / "rank-00000" / "claim.json").read_text())["steps"])
     files = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
     again = record(folder, "-o", "a.thk", "training.py")
     assert again.returncode == 2
     said = " ".join(again.stderr.split())
-    assert f"a.thk is unfinished, it was killed in step {before[-1]} or soon after" in said
+    assert f"a.thk is unfinished, it was killed in step {whole} or soon after" in said
     assert "'tenterhook show" in said and "--resume STEP" in said and "--overwrite" not in said
     assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == files
 
     done = record(folder, "-o", "a.thk", "--resume", "5", "training.py")
     assert (done.returncode, done.stdout) == (0, "done from 5\n")
     recording = open_recording(killed)
-    kept = before[:-1]  # how far the kill let the last of them come is not known
+    kept = list(range(whole))  # how far the kill let the last of them come is not known
     assert recording.steps == [*kept, 5, 6, 7]
     manifest = recording.manifest
-    assert (manifest.complete, manifest.resumed, manifest.gaps) == (True, [5], [(len(kept), 5)])
+    assert (manifest.complete, manifest.resumed, manifest.gaps) == (True, [5], [(whole, 5)] if whole < 5 else [])
     assert (manifest.steps, manifest.steps_recorded) == (8, len(kept) + 3)
     calls = [(call.step, call.phase) for call in recording.order() if call.path == "2"]
     assert sorted(calls) == [(step, phase) for step in recording.steps for phase in ("backward", "forward")]
@@ -99,3 +102,59 @@ def test_a_run_that_an_exception_ended_is_not_offered_for_deletion(folder: Path)
     assert "a.thk ended early, by ValueError: bad" in said and "--resume STEP" in said and "--overwrite" not in said
     assert record(folder, "-o", "a.thk", "--resume", "5", "fails.py").returncode == 0
     assert open_recording(folder / "a.thk").manifest.error is None
+
+
+TWO_MODELS = """
+import os, signal, sys, time, torch
+from torch import nn
+class Encoder(nn.Sequential): pass
+class Head(nn.Sequential): pass
+encoder, head = Encoder(nn.Linear(4, 4), nn.ReLU()), Head(nn.Linear(4, 2), nn.Linear(2, 1))
+begin = int(sys.argv[1])
+with torch.no_grad():
+    for step in range(begin, begin + 4):
+        if step < 4:
+            encoder(torch.ones(2, 4))
+        head(torch.ones(2, 4))
+    if {killed}:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_model_that_is_not_called_again_is_listed(folder: Path, killed: bool) -> None:
+    for begin in (0, 8, 12):
+        (folder / "two.py").write_text(TWO_MODELS.format(killed=killed and begin < 12))
+        resume = ["--resume", str(begin)] if begin else []
+        done = record(folder, "-o", "a.thk", "--kinds", "output", *resume, "two.py", str(begin))
+        assert done.returncode == (-9 if killed and begin < 12 else 0), done.stderr
+        recording = open_recording(folder / "a.thk")
+        assert recording.models == ["Encoder", "Head"] and recording.manifest.framework == "torch"
+        assert {(model.name, model.parameters) for model in recording.manifest.models} == {
+            ("Encoder", 20),
+            ("Head", 13),
+        }
+    rows = {(row["model"], row["path"]): row for row in recording.table("modules").to_pylist()}
+    assert list(rows) == [
+        ("Head", ""), ("Head", "0"), ("Head", "1"), ("Encoder", ""), ("Encoder", "0"), ("Encoder", "1"),
+    ]  # fmt: skip
+    made = {place: row["calls"] for place, row in rows.items()}
+    seen = recording.query("select model, path, count(*) n from calls group by all").to_pylist()
+    assert made == {(row["model"], row["path"]): row["n"] for row in seen}
+    encoder = rows["Encoder", "0"]
+    assert (encoder["type"], encoder["selected"], encoder["reason"]) == ("Linear", True, None)
+    assert encoder["parameters"] == (None if killed else 20)
+    assert recording.coverage.complete and len(recording.coverage.fired) == 6
+    assert recording["Encoder/0"].calls[0].step == 0
+
+
+def test_what_is_taken_out_altogether_is_not_listed(folder: Path) -> None:
+    """Gone back behind the first call of a model."""
+    (folder / "two.py").write_text(TWO_MODELS.format(killed=False).replace("step < 4", "2 <= step < 4"))
+    assert record(folder, "-o", "a.thk", "two.py", "0").returncode == 0
+    assert open_recording(folder / "a.thk").models == ["Encoder", "Head"]
+    (folder / "two.py").write_text(TWO_MODELS.format(killed=False).replace("step < 4", "False"))
+    assert record(folder, "-o", "a.thk", "--resume", "1", "two.py", "1").returncode == 0
+    recording = open_recording(folder / "a.thk")
+    assert recording.models == ["Head"] and [model.name for model in recording.manifest.models] == ["Head"]

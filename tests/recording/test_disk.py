@@ -119,6 +119,41 @@ def test_ranks_are_read_as_one(tmp_path: Path) -> None:
         open_recording(tmp_path / "a.thk", ranks=[7])
 
 
+def test_a_program_that_changes_its_directory_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "a.thk")
+    monkeypatch.chdir(tmp_path)
+    recording = open_recording("a.thk")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    rows = recording.table("values").num_rows
+    assert rows > 0 and recording.query("select count(*) n from values").to_pylist() == [{"n": rows}]
+    assert str(recording.path) == "a.thk" and recording.coverage.modules
+    recording.refresh()
+    assert recording.save("b.thk").path == recording.path and (tmp_path / "elsewhere" / "b.thk").is_dir()
+
+
+def test_what_holds_of_some_ranks_alone_is_told_with_their_number(tmp_path: Path) -> None:
+    for rank, gaps in enumerate(([(2, 5)], [(2, 5), (7, 8)], [(1, 5)])):
+        sink, manifest = rank_sink(tmp_path / "a.thk", rank)
+        manifest.gaps = list(gaps)
+        sink.close(manifest, modules_table())
+    recording = open_recording(tmp_path / "a.thk")
+    assert recording.manifest.gaps == []
+    assert str(recording.coverage).splitlines()[1:] == [
+        "rank 0: steps 2 to 4 are missing: the recording was gone on with at step 5",
+        "rank 1: steps 2 to 4 are missing: the recording was gone on with at step 5",
+        "rank 1: step 7 is missing: the recording was gone on with at step 8",
+        "rank 2: steps 1 to 4 are missing: the recording was gone on with at step 5",
+    ]
+    two = open_recording(tmp_path / "a.thk", ranks=[0, 1])
+    assert two.manifest.gaps == [(2, 5)]
+    assert str(two.coverage).splitlines()[1:] == [
+        "steps 2 to 4 are missing: the recording was gone on with at step 5",
+        "rank 1: step 7 is missing: the recording was gone on with at step 8",
+    ]
+    assert open_recording(tmp_path / "a.thk", ranks=[2]).manifest.gaps == [(1, 5)]
+
+
 def test_a_rank_that_died_leaves_the_others_whole(tmp_path: Path) -> None:
     for rank in (0, 1):
         sink, manifest = rank_sink(tmp_path / "a.thk", rank)
@@ -130,6 +165,8 @@ def test_a_rank_that_died_leaves_the_others_whole(tmp_path: Path) -> None:
     recording = open_recording(tmp_path / "a.thk")
     assert not recording.manifest.complete and recording.manifest.partial == "only 2 of 3 ranks are there"
     assert recording.table("values").num_rows == 20
+    one, other = (open_recording(tmp_path / "a.thk", ranks=[rank]) for rank in (0, 1))
+    assert one.manifest.complete and one.manifest.partial is None and not other.manifest.complete
     sink.close(manifest, modules_table())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -79,6 +80,50 @@ def test_a_full_disk_has_room_to_say_so(tmp_path: Path) -> None:
         assert recording.table("values").num_rows + manifest.lost_rows == total
         assert recording.coverage.modules == 4
         assert float(recording.tensor("t0").sum()) == 1000
+
+
+@pytest.mark.parametrize("place", ["rows.pq.ParquetWriter", "writer.write_index", "rows.pq.write_table"])
+def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """All rows are there, in streams; nobody counts as writing there, and the kept space is given back."""
+    manifest = Manifest()
+    sink = DiskSink(tmp_path / "a.thk", manifest)
+    sink.write_values(many_values(3000))
+    sink.write_tensor("t", np.ones(1000))
+    sink.flush()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tenterhook.recording.{place}", full)
+        sink.close(manifest, modules_table())
+    assert sink.failure == "writing stopped: No space left on device"
+    left = {path.name for path in (tmp_path / "a.thk" / "rank-00000").iterdir()}
+    assert not left & {"claim.json", ".reserve"}
+    recording = open_recording(tmp_path / "a.thk")
+    assert recording.manifest.complete and recording.manifest.partial == sink.failure
+    assert recording.manifest.lost_rows == 0 and recording.table("values").num_rows == 3000
+    assert float(recording.tensor("t").sum()) == 1000
+    again = DiskSink(tmp_path / "a.thk", Manifest(), resume=True)
+    assert again.resumed is not None  # nobody writes there
+    again.close(Manifest(), modules_table())
+
+
+def test_a_real_disk_that_has_room_for_the_stream_alone(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        manifest = Manifest()
+        sink = DiskSink(disk / "a.thk", manifest)
+        rows = 0
+        while sum(path.stat().st_size for path in disk.rglob("*") if path.is_file()) < 2_600_000:
+            batch = many_values(500, first_step=rows, sketch=True)
+            sink.write_values(batch)
+            sink.flush()
+            rows += len(batch)
+        sink.close(manifest, modules_table())
+        assert sink.failure == "writing stopped: No space left on device"
+        recording = open_recording(disk / "a.thk")
+        assert recording.manifest.complete and recording.manifest.partial == sink.failure
+        assert recording.table("values").num_rows == rows and recording.coverage.modules == 4
 
 
 SCRIPT = """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +33,26 @@ def launch(target: Path, *, steps: int, save_every: int, every: int, hold_at: in
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
-def killed_at(target: Path, step: int, *, save_every: int, every: int = 1) -> None:
-    """Train until a step, and be killed in it."""
+def signed(target: Path) -> int:
+    """The step up to which the process has said that all is whole."""
+    return json.loads((target / "rank-00000" / "claim.json").read_text())["steps"]
+
+
+def killed_at(target: Path, step: int, *, save_every: int, every: int = 1, whole: int = 0) -> None:
+    """Train until a step, and be killed in it, once the steps before another are on the disk."""
     with launch(target, steps=step + 1, save_every=save_every, every=every, hold_at=step) as process:
         assert process.stdout is not None and process.stdout.readline() == "holds\n"
+        deadline = time.monotonic() + 30
+        while signed(target) < whole and time.monotonic() < deadline:
+            time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
+
+
+def whole_until(target: Path) -> int:
+    """The first step of which it is not known that it is whole: the last that has rows, or what the process has signed."""
+    recording = th.open(target)
+    reached = min(max(recording.table(table)["step"].to_pylist(), default=0) for table in ("calls", "values"))
+    return max(reached, signed(target))
 
 
 def finished(target: Path, steps: int, *, save_every: int, every: int = 1) -> th.Recording:
@@ -70,8 +87,7 @@ def assert_of_the_training(recording: th.Recording, steps: list[int]) -> None:
         with safe_open(shard, "numpy") as stored:
             keys += stored.keys()
     assert sorted(recording.table("values")["tensor"].drop_null().to_pylist()) == sorted(keys)
-    if recording.manifest.options["every"] == 1:  # else calls of the first step are seen that is not recorded
-        assert {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}["0"] == len(steps)
+    assert {row["path"]: row["calls"] for row in recording.table("modules").to_pylist()}["0"] == len(steps)
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -79,17 +95,41 @@ def test_a_checkpoint_later_than_the_rows_leaves_a_gap_that_is_told(tmp_path: Pa
     """The last second of rows went with the process; the checkpoint of each step is on the disk."""
     target = tmp_path / "a.thk"
     killed_at(target, 31, save_every=1, every=every)
-    before = th.open(target).steps
-    assert before[-1] >= REST_AFTER  # which were there when it rested
+    whole = whole_until(target)
+    assert whole >= REST_AFTER  # which were there when it rested
     recording = finished(target, 40, save_every=1, every=every)
     manifest = recording.manifest
     assert manifest.complete and manifest.resumed == [31] and manifest.steps == 40
     ((begin, end),) = manifest.gaps
-    assert (begin, end) == (before[-1], 31)  # how far the kill let the last of them come is not known
+    assert (begin, end) == (whole, 31)  # how far the kill let the last of them come is not known
     steps = [step for step in (*range(begin), *range(31, 40)) if step % every == 0]
     assert manifest.steps_recorded == len(steps)
     assert_of_the_training(recording, steps)
     assert f"steps {begin} to 30 are missing: the recording was gone on with at step 31" in str(recording.coverage)
+
+
+@pytest.mark.parametrize("step", [32, 35])
+def test_a_kill_between_samples_costs_no_sample(tmp_path: Path, step: int) -> None:
+    """That the sample's step has ended is on the disk, though no row has come since."""
+    target = tmp_path / "a.thk"
+    killed_at(target, step, save_every=1, every=5, whole=34 if step == 35 else step)
+    assert th.open(target).steps == list(range(0, step, 5))
+    recording = finished(target, 42, save_every=1, every=5)
+    # What is evaluated before step 35, which is recorded, would go with the one that has just ended.
+    assert recording.manifest.gaps == ([(34, 35)] if step == 35 else [])
+    assert_of_the_training(recording, [0, 5, 10, 15, 20, 25, 30, 35, 40])
+
+
+def test_true_goes_on_behind_the_last_step_that_ended_and_not_at_the_last_sample(tmp_path: Path) -> None:
+    target = tmp_path / "a.thk"
+    killed_at(target, 34, save_every=100, every=5, whole=34)
+    model, optimizer = training()
+    options = {"tensors": "0", "kinds": ["output", "grad_output"], "every": 5, "resume": True}
+    with th.record(model, "**", to=target, **options) as rec:  # type: ignore[arg-type]
+        assert rec.resumed_from == 34
+        for step in range(34, 37):
+            train(model, optimizer, step)
+    assert (rec.recording.steps, rec.recording.manifest.gaps) == ([0, 5, 10, 15, 20, 25, 30, 35], [])
 
 
 def test_a_checkpoint_earlier_than_the_rows_has_their_steps_recorded_again(tmp_path: Path) -> None:
@@ -106,7 +146,7 @@ def test_killed_again_and_again_no_whole_step_is_lost(tmp_path: Path) -> None:
     """Killed before a row was written since: what was whole when it was gone on with stays."""
     target = tmp_path / "a.thk"
     killed_at(target, 31, save_every=1)
-    begin = th.open(target).steps[-1]
+    begin = whole_until(target)
     for step in (32, 33):
         killed_at(target, step, save_every=1)
     recording = finished(target, 36, save_every=1)

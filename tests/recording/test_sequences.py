@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -100,6 +102,26 @@ def test_torch_loads_samples_in_workers(target: Path, batches: list[torch.Tensor
     shuffled = DataLoader(samples, batch_size=8, shuffle=True)  # type: ignore[arg-type]
     (all_of_them,) = list(shuffled)
     assert sorted(all_of_them.tolist()) == sorted(torch.cat(batches).tolist())
+
+
+@pytest.mark.slow
+def test_torch_loads_in_workers_as_its_default_is(target: Path, batches: list[torch.Tensor]) -> None:
+    """Forked ones, on Linux: of a program that has looked at the tensors before."""
+    program = """
+import sys, torch
+from torch.utils.data import DataLoader
+import tenterhook as th
+outputs = th.open(sys.argv[1])[""].outputs.as_torch()
+whole = torch.cat([outputs[number] for number in range(len(outputs))])
+loader = DataLoader(outputs.samples(), batch_size=3, num_workers=2, persistent_workers=True)
+for epoch in range(2):
+    assert torch.equal(torch.cat(list(loader)), whole)
+print(whole.sum().item())
+"""
+    command = [sys.executable, "-c", program, str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == torch.cat(batches).sum().item()
 
 
 def test_a_pickle_holds_no_tensors(target: Path, batches: list[torch.Tensor]) -> None:

@@ -261,3 +261,54 @@ def test_the_functions_that_are_looked_at_are_put_back() -> None:
     with th.hooks(model), th.record(model):
         assert state() != before
     assert state() == before
+
+
+@pytest.mark.parametrize("globally", [False, True])
+@pytest.mark.parametrize("again", [False, True], ids=["ends", "ends, and another begins"])
+@pytest.mark.parametrize("session", [all_hooks, edit, record_in_python, script])
+def test_a_session_that_ends_in_the_call_before_the_hook_comes(
+    session: Any, again: bool, globally: bool, tmp_path: Path
+) -> None:
+    """Row 25, same kind: the call still looks into the tables when nothing of ours is in them any more."""
+
+    def seen(session: Any) -> Log:
+        def act(module: Acting, depth: int) -> None:
+            stack.close()
+            if again:
+                stack.enter_context(session(model, tmp_path / "again"))
+            hook = Hook(log, "own")
+            handles.append(register_module_forward_hook(hook) if globally else module.register_forward_hook(hook))
+
+        log: Log = []
+        handles: list[Any] = []
+        model = nn.Sequential(nn.ReLU(), nn.Sequential(Acting(once(lambda module: (act(module, 0), True))), nn.Tanh()))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(session(model, tmp_path))
+            for _ in range(2):
+                run(model, log)
+        run(model, log)
+        handles[0].remove()
+        return log
+
+    (tmp_path / "again").mkdir()
+    before = nn.Module.register_forward_hook, register_module_forward_hook.__code__
+    assert seen(session) == seen(bare)
+    assert (nn.Module.register_forward_hook, register_module_forward_hook.__code__) == before
+
+
+def test_what_looks_on_ends_with_a_call_whose_error_is_kept() -> None:
+    """Row 65: at the latest when the next hook is put on, or the next session ends."""
+
+    class Ends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            hooks.remove()
+            raise Boom
+
+    before = nn.Module.register_forward_hook
+    model = Ends()
+    hooks = th.hooks(model)
+    hooks.forward("", ignore)
+    with pytest.raises(Boom) as raised:
+        model(torch.ones(1))
+    nn.ReLU().register_forward_hook(ignore)
+    assert raised.tb is not None and nn.Module.register_forward_hook is before

@@ -12,6 +12,7 @@ from torch import nn
 
 import tenterhook as th
 from tests.semantics.compiling import TOLD, WAYS, make_net, wrapped
+from tests.semantics.nets import hook_counts
 
 BACKENDS = ["eager", "aot_eager"]
 
@@ -282,6 +283,46 @@ def test_the_users_stance_is_set_back() -> None:
             raise KeyError
         assert stance() == "eager_on_recompile"
     assert stance() == "default"
+
+
+def _scaling(net: nn.Module) -> Any:
+    edit = th.edit(net).start()
+    edit.output("0", th.edits.scale(2.0))
+    return edit
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda net: th.hooks(net).forward("0", plus_hundred),
+        _scaling,
+        lambda net: th.record(net).start(),
+        lambda net: th.register_forward_hook(net[0], plus_hundred),
+    ],
+    ids=["hooks", "edit", "record", "single"],
+)
+def test_a_session_that_cannot_begin_leaves_the_compiler_as_it_was(
+    begin: Callable[[nn.Module], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 17, same kind: interrupted just when compiled code has been made to run eager."""
+
+    def interrupted() -> None:
+        assert stance() == "force_eager"
+        raise KeyboardInterrupt
+
+    net = make_net()
+    torch.compile(net, backend="eager")(torch.ones(1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr("tenterhook.backends._torch_compiled._seeing_runs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begin(net)
+    assert stance() == "default"
+    assert hook_counts(net) == [0] * len(hook_counts(net))
+    session = begin(net)
+    assert stance() == "force_eager"
+    net(torch.ones(1, 2))
+    end: Any = getattr(session, "close", None) or session.remove
+    end()
 
 
 def test_sessions_may_end_in_any_order() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 import tenterhook as th
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends.torch import BACKEND, TorchBackend
-from tenterhook.stats import STATISTICS, describe
+from tenterhook.stats import STATISTICS, describe, merge
+from tenterhook.stats.layout import COMPLEX32
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is",  # torch compiles decompositions for forward mode with it
-    "ignore:(Sparse (CSR|BSR|CSC) tensor support|torch.quantize_per|The PyTorch API of nested tensors|ComplexHalf):UserWarning",
+    "ignore:(Sparse (CSR|BSR|CSC) tensor support|torch.quantize_per|The PyTorch API of (nested|Masked)|ComplexHalf):UserWarning",
 )
 
 BASE = torch.arange(-30.0, 30.0).view(5, 3, 4)
@@ -31,6 +34,28 @@ def fake() -> Tensor:
 
     with FakeTensorMode():
         return torch.empty(3)
+
+
+class Refuses(Tensor):
+    """Refuses whatever is asked of it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PermissionError(func)
+
+
+class RefusesOperations(Tensor):
+    """Refuses whatever is done with it."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, tensor: Tensor) -> Any:
+        return Tensor._make_subclass(cls, tensor)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PermissionError(func)
 
 
 VALUES: dict[str, Callable[[], Tensor]] = {
@@ -57,6 +82,22 @@ VALUES: dict[str, Callable[[], Tensor]] = {
     "parameter": lambda: nn.Parameter(BASE.clone()),
     "needs a gradient": lambda: (BASE * 1).requires_grad_() * 2,
     "of an inference": lambda: torch.inference_mode()(torch.ones)(3),
+    "negated and dense": lambda: torch._neg_view(BASE.clone()),  # type: ignore[attr-defined]
+    "nothing but zeros": lambda: torch._efficientzerotensor(7),  # type: ignore[attr-defined]
+    "at an odd address": lambda: torch.frombuffer(bytearray(range(41)), dtype=torch.float32, offset=1, count=10),
+    "of NumPy": lambda: torch.from_dlpack(np.arange(6.0)[::2]),
+    "the least and the greatest": lambda: torch.tensor([-(2**63), 2**63 - 1]),
+    "the greatest without a sign": lambda: torch.tensor([2**64 - 1, 0], dtype=torch.uint64),
+    "of 70 dimensions": lambda: BASE.view([1] * 67 + [5, 3, 4]),
+    "of 70 dimensions, turned": lambda: BASE.view([1] * 67 + [5, 3, 4]).transpose(-1, 67),
+    "of 12 dimensions, turned": lambda: torch.arange(4096.0).view([2] * 12).permute(*range(11, -1, -1)),
+    "no element, far apart": lambda: torch.empty(0).as_strided((0, 5), (2**60, 2**61)),
+    "one element, far apart": lambda: torch.ones(1).as_strided((1, 1), (2**62, 2**62)),
+    "complex of halves": lambda: COMPLEX.to(torch.complex32),
+    "complex of halves, conjugated": lambda: COMPLEX.to(torch.complex32).conj()[::2].transpose(0, 1),
+    "powers of two": lambda: torch.arange(255, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+    "a subclass that refuses to be asked": lambda: BASE.clone().as_subclass(Refuses),
+    "a subclass that refuses operations": lambda: RefusesOperations(BASE.transpose(0, 1)),
     "a subclass": lambda: BASE.clone().as_subclass(type("Marked", (Tensor,), {})),
 }
 
@@ -79,7 +120,18 @@ NO_VALUES: dict[str, tuple[Callable[[], Tensor], str]] = {
         "quantised tensor: no statistics",
     ),
     "bits": (lambda: torch.zeros(3, dtype=torch.uint8).view(torch.bits8), "no statistics for dtype bits8"),
-    "complex of halves": (lambda: torch.zeros(3, dtype=torch.complex32), "no statistics for dtype complex32"),
+    "two in a byte": (
+        lambda: torch.zeros(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "no statistics for dtype float4_e2m1fn_x2",
+    ),
+    "bsr": (lambda: torch.eye(4).to_sparse_bsr((2, 2)), "sparse tensor (sparse_bsr): no statistics"),
+    "csc": (lambda: torch.eye(4).to_sparse_csc(), "sparse tensor (sparse_csc): no statistics"),
+    "mkldnn": (lambda: torch.ones(3, 4).to_mkldnn(), "tensor of layout _mkldnn: no statistics"),
+    "functional": (lambda: torch._to_functional_tensor(BASE), "Tensor: no storage of its own"),  # type: ignore[attr-defined]
+    "masked": (
+        lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
+        "MaskedTensor: no storage of its own",
+    ),
 }
 
 
@@ -116,12 +168,20 @@ def row_of(tensor: Tensor) -> dict[str, Any]:
     return row
 
 
+def dense(tensor: Tensor) -> np.ndarray:
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).view(-1)
+        if copy.dtype is torch.complex32:
+            return torch.view_as_real(copy).numpy().view(COMPLEX32)
+        return np.ascontiguousarray(BACKEND.to_numpy(copy))
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name: str, path: str) -> None:
     tensor = VALUES[name]()
-    row, dense = row_of(tensor), BACKEND.to_numpy(tensor.detach().clone().contiguous())
-    expected = describe(np.ascontiguousarray(dense))
-    assert row["shape"] == list(tensor.shape)
+    row, expected = row_of(tensor), describe(dense(tensor))
+    with torch._C.DisableTorchFunctionSubclass():
+        assert row["shape"] == list(tensor.shape)
     assert (row["digest"], row["note"]) == (expected["digest"], None)
     for statistic in STATISTICS:
         if expected[statistic] is None:
@@ -129,6 +189,12 @@ def test_values(name: str, path: str) -> None:
         else:
             assert row[statistic] == pytest.approx(expected[statistic], rel=1e-6, abs=1e-50), statistic
     np.testing.assert_allclose(row["sketch"], expected["sketch"], rtol=1e-5, atol=1e-5 * abs(expected["rms"] or 0))
+
+
+def test_every_byte_of_a_bool_but_zero_is_true(path: str) -> None:
+    row = row_of(torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8).view(torch.bool))
+    assert (row["min"], row["max"], row["mean"], row["zero_count"], row["note"]) == (0, 1, 0.8, 1, None)
+    assert row["sketch"] == describe(np.array([0, 1, 1, 1, 1], bool))["sketch"].tolist()
 
 
 @pytest.mark.parametrize("name", NO_VALUES)
@@ -229,3 +295,62 @@ def test_a_tensor_whose_storage_is_gone(path: str) -> None:
         tensor.untyped_storage().resize_(0)
         row = row_of(tensor)
         assert (row["numel"], row["digest"], row["note"]) == (None, None, "Tensor: no storage of its own")
+
+
+@pytest.mark.parametrize("numel", [20_000, 50_000_000])
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[numel_of(t) // 2 :], lambda t: t.view(2, -1).t()])
+def test_a_storage_that_was_made_smaller_is_not_read_past_its_end(
+    numel: int, view: Callable[[Tensor], Tensor], path: str
+) -> None:
+    whole = torch.ones(numel)
+    tensor = view(whole)
+    whole.untyped_storage().resize_(4096)
+    row = row_of(tensor)
+    assert (row["mean"], row["note"]) == (None, "Tensor: its storage has been made smaller than it is")
+
+
+def numel_of(tensor: Tensor) -> int:
+    return tensor.numel()
+
+
+def test_more_elements_than_32_bits_can_count() -> None:
+    numel = 2**31 + 77
+    row = row_of(torch.full((1,), 2.5, dtype=torch.bfloat16).expand(numel))
+    assert [row[name] for name in STATISTICS] == [numel, 2.5, 2.5, 2.5, 0.0, 2.5, 2.5, 0, 0, 0, 0]
+    part = np.broadcast_to(np.array(2.5, ml_dtypes.bfloat16), (2**24,))
+    starts = range(0, numel, part.size)
+    whole = merge([describe(part[: numel - start], start) for start in starts])
+    np.testing.assert_allclose(row["sketch"], whole["sketch"], rtol=1e-6, atol=1e-6 * 2.5 * numel / 64)
+
+
+def test_a_tensor_that_another_thread_writes_to_meanwhile(path: str) -> None:
+    """What is written down is of no moment, but it is whole: nothing fails and nothing is read past the end."""
+    tensors = [torch.ones(300_001), torch.ones(700, 500).t(), torch.ones(300_001, dtype=torch.float64)]
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            for tensor in tensors:
+                for value in (torch.nan, 1e30, -torch.inf, 3.0):
+                    tensor.fill_(value)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(5):
+            for tensor in tensors:
+                row = row_of_changing(tensor)
+                assert row["note"] is None
+                counted = row["nan_count"] + row["posinf_count"] + row["neginf_count"] + row["zero_count"]
+                assert 0 <= counted <= row["numel"] == tensor.numel()
+    finally:
+        over.set()
+        thread.join()
+
+
+def row_of_changing(tensor: Tensor) -> dict[str, Any]:
+    model = Give(tensor)
+    with th.record(model, kinds=["output"], on_error="raise") as rec:
+        model(None)
+    (row,) = rec.table("values").to_pylist()
+    return row

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenterhook.stats import DTYPE_CODES, KERNELS, STATISTICS, RowBuffer
-from tenterhook.stats.layout import DTYPES
+from tenterhook.stats.layout import COMPLEX32, DTYPES
 from tests.stats.arrays import KINDS, arrays, layouts, values
 from tests.stats.same import assert_same_row, measured
 
@@ -72,8 +72,30 @@ def test_large_views(kernel: str, dtype: str) -> None:
     storage = values(np.random.default_rng(1), kind, 60 * 70 * 80, "normal").reshape(60, 70, 80)
     views = [storage.transpose(axes)[::step, ::-1] for axes in itertools.permutations(range(3)) for step in (1, -1, 3)]
     views += [np.broadcast_to(storage[:1, :, :1], (60, 70, 80)), storage[:, 3:60, 5:], storage[:, :, 0]]
+    assert max(view.size for view in views) > 1 << 18, "the twin takes those in parts"
     for view in views:
         assert_same_row(measured(kernel, view), measured("numpy", view), view)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    bits=st.booleans(),
+    size=st.one_of(st.integers(0, 300), st.integers(2000, 5000)),
+    offset=st.sampled_from([0, 7, 640]),
+)
+@settings(max_examples=60, deadline=None)
+def test_complex_of_halves_measures_as_the_same_numbers_of_singles(
+    kernel: str, bits: bool, size: int, offset: int
+) -> None:
+    halves = values(np.random.default_rng(size), np.dtype(np.float16), 2 * size, "bits" if bits else "normal")
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        singles = halves.astype(np.float32).view(np.complex64)
+    for step in (1, -3):
+        ours = measured(kernel, halves.view(COMPLEX32)[::step], offset)
+        theirs = measured(kernel, singles[::step], offset)
+        np.testing.assert_array_equal(ours.statistics, theirs.statistics)
+        np.testing.assert_array_equal(ours.sketches, theirs.sketches)
+    assert measured(kernel, halves.view(COMPLEX32)).digests == measured(kernel, halves).digests
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -95,11 +117,12 @@ def test_kernels_give_the_same_sketch_bit_for_bit() -> None:
         np.testing.assert_array_equal(first, other)
 
 
-@pytest.mark.parametrize("kernel", NATIVE)
-def test_flushing_subnormals_in_the_callers_thread_changes_nothing(kernel: str) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64"])
+def test_flushing_subnormals_in_the_callers_thread_changes_nothing(kernel: str, dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    array = np.full(3000, 1e-41, np.float32)
-    expected = measured(kernel, array).statistics
+    array = np.full(3000, 1e-310 if dtype == "float64" else 1e-39).astype(DTYPES[DTYPE_CODES[dtype]])
+    expected = measured(kernel, array)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
     try:
@@ -108,7 +131,8 @@ def test_flushing_subnormals_in_the_callers_thread_changes_nothing(kernel: str) 
     finally:
         torch.set_flush_denormal(False)
     assert flushed, "the mode must be on while measuring, and still on afterwards"
-    np.testing.assert_array_equal(buffer.statistics, expected)
+    np.testing.assert_array_equal(buffer.statistics, expected.statistics)
+    np.testing.assert_array_equal(buffer.sketches, expected.sketches)
     assert buffer.statistics[0, STATISTICS.index("zero_count")] == 0
 
 
@@ -119,7 +143,7 @@ def test_nothing_is_read_outside_the_storage() -> None:
 import ctypes, mmap
 import numpy as np
 from tenterhook.stats import DTYPE_CODES, KERNELS, RowBuffer
-from tenterhook.stats.layout import DTYPES
+from tenterhook.stats.layout import MEMORY
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 18 * page)
 base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -130,7 +154,7 @@ start, end = base + page, base + 17 * page
 for kernel in KERNELS:
     buffer = RowBuffer(1, kernel=kernel)
     for name, code in DTYPE_CODES.items():
-        item = DTYPES[code].itemsize
+        item = MEMORY[code].itemsize
         for numel in (1, 3, 17, 63, 64, 65, 100, 2047, 2049, 4000):
             for address in (start, end - numel * item):
                 assert buffer.measure_flat(0, address, code, numel)

@@ -21,6 +21,7 @@ from tenterhook.stats import (
     describe,
     merge,
 )
+from tenterhook.stats.layout import COMPLEX32, DTYPES, MEMORY
 from tests.stats.arrays import KINDS, bytes_of, values
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -95,11 +96,21 @@ def test_null_where_nothing_is_finite(kernel: str, array: np.ndarray) -> None:
 @every_kernel
 @pytest.mark.parametrize("name", DTYPE_CODES)
 def test_scalars_of_every_dtype(kernel: str, name: str) -> None:
-    from tenterhook.stats.layout import DTYPES
-
-    found = measured(kernel, np.ones((), DTYPES[DTYPE_CODES[name]]))
+    one = np.zeros((), MEMORY[DTYPE_CODES[name]])
+    one["real" if name == "complex32" else ...] = 1
+    found = measured(kernel, one)
     assert found["numel"] == found["min"] == found["max"] == found["mean"] == found["rms"] == found["absmax"] == 1
     assert found["std"] == found["zero_count"] == 0
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128, np.float16])
+def test_an_infinite_part_beside_any_nan_is_infinite(kernel: str, dtype: type) -> None:
+    half = np.dtype({np.complex64: np.float32, np.complex128: np.float64}.get(dtype, np.float16))
+    infinity, one = np.array(np.inf, half).view(f"u{half.itemsize}"), np.array(1, f"u{half.itemsize}")
+    parts = np.array([infinity, infinity + one, infinity + one, infinity, infinity, 0]).astype(one.dtype).view(half)
+    found = measured(kernel, parts.view(COMPLEX32 if dtype is np.float16 else dtype))
+    assert (found["posinf_count"], found["nan_count"]) == (3, 0)
 
 
 @every_kernel
@@ -117,6 +128,41 @@ def test_squares_beyond_float64_neither_vanish_nor_overflow(kernel: str, scale: 
     found = measured(kernel, (np.array([1, 2, 3, -2]) * scale).astype(dtype))
     assert found["rms"] == pytest.approx(math.sqrt(4.5) * scale, rel=1e-3 if scale < 1e-300 else 1e-12)
     assert found["absmax"] == pytest.approx(3 * scale)
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.kind in "iu"], ids=lambda dtype: dtype.name)
+def test_the_extremes_of_integers(kernel: str, dtype: np.dtype) -> None:
+    """Beyond 2**53 they are rounded to float64 first, and no further."""
+    info = np.iinfo(dtype)
+    array = np.array([info.min, info.max, 0, 1, *[info.max] * 100], dtype)
+    found, (mean, std, rms) = measured(kernel, array), exact_statistics(array)
+    assert (found["min"], found["max"]) == (float(info.min), float(info.max))
+    assert found["zero_count"] == 1 + (info.min == 0)
+    assert (found["mean"], found["std"], found["rms"]) == pytest.approx((mean, std, rms), rel=1e-6)
+
+
+@every_kernel
+@pytest.mark.parametrize("at", [1.0, 1e3, 1e8, 1e300, 2.0**52, 1.7e308])
+@pytest.mark.parametrize("size", [3, 2000, 70_000])
+def test_values_that_differ_in_their_last_bit(kernel: str, at: float, size: int) -> None:
+    array = np.full(size, at)
+    array[::2] = np.nextafter(at, 0)
+    array[5:7] = np.nextafter(at, np.inf)
+    mean, std, rms = exact_statistics(array)
+    found = measured(kernel, array)
+    assert (found["mean"], found["rms"]) == pytest.approx((mean, rms), rel=1e-15)
+    assert found["std"] == pytest.approx(std, rel=1e-6)
+
+
+@every_kernel
+@pytest.mark.parametrize(("at", "by"), [(1e3, 1e-3), (1e8, 1.0), (-1e12, 1.0)])
+def test_what_cancels_in_float64(kernel: str, at: float, by: float) -> None:
+    array = at + by * np.random.default_rng(3).choice([-1.0, 1.0], 5000)
+    mean, std, _ = exact_statistics(array)
+    found = measured(kernel, array)
+    assert found["mean"] == pytest.approx(mean, rel=1e-15)
+    assert found["std"] == pytest.approx(std, rel=1e-6)
 
 
 @every_kernel
@@ -237,10 +283,22 @@ def test_empty_tensors_read_nothing(kernel: str) -> None:
     assert buffer.statistics[:, 0].tolist() == [0, 0]
 
 
+def test_whatever_numpy_makes_an_array_of_is_described_or_refused_by_its_dtype() -> None:
+    assert describe([1, 2, 6])["mean"] == 3  # type: ignore[arg-type]
+    assert describe(2.5)["mean"] == 2.5
+    records = np.zeros(3, [("a", np.float32), ("b", np.int16)])
+    records["a"] = 1, 2, 6
+    assert describe(records["a"])["mean"] == 3, "its strides are no multiple of its items"
+    for array in (records, np.array([1, None]), np.array(["a"]), np.zeros(2, "m8[s]"), np.zeros(0, "V0"), ["a", 1]):
+        with pytest.raises(TypeError, match="no statistics for dtype"):
+            describe(array)
+
+
 def test_foreign_byte_order_measures_as_native() -> None:
-    array = np.arange(100, dtype=np.float32)
-    foreign = array.astype(array.dtype.newbyteorder())
-    assert describe(foreign)["digest"] == describe(array)["digest"]
+    for kind in ("f4", "i2", "c16", "u8", "f2"):
+        array = np.arange(100, dtype=kind)
+        foreign, native = describe(array.astype(array.dtype.newbyteorder())[::-2]), describe(array[::-2])
+        assert [foreign[name] for name in (*STATISTICS, "digest")] == [native[name] for name in (*STATISTICS, "digest")]
 
 
 def test_a_bound_measure_keeps_the_columns_alive() -> None:

@@ -42,7 +42,7 @@ _UNKNOWN = f"({_CAME} and (nan_count is null or posinf_count is null or neginf_c
 
 
 def numbers_of(recording: Recording) -> Numbers:
-    """Look through the statistics of a recording; half a second for a million rows.
+    """Look through the statistics of a recording.
 
     Raises:
         RecordingError: a file is damaged.

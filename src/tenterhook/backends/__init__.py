@@ -252,6 +252,10 @@ class Backend(EditingMethods, Protocol):
         """Whether what runs now is being tracked for a backward pass."""
         ...
 
+    def work_done(self) -> int | None:
+        """Return a number that grows with each operation that is tracked in this thread; None where there is none."""
+        ...
+
     def unseen(self, fn: FunctionT) -> FunctionT:
         """Have what a function of ours does go past what the user has put there to see all that his program does."""
         ...

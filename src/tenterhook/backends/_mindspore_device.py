@@ -157,7 +157,7 @@ class DeviceRows(ParcelRows[_Parcel]):
         parcel, start = self._reserve(len(records) * self._record)
         for record in records:
             parcel.put(record)
-        parcel.measured += (row, start, len(records), size, groups)
+        parcel.measured += (row, start, len(records), numel, size, groups)
 
     def _begin(self, size: int) -> _Parcel:
         return _Parcel(max(_PARCEL, aligned(size)))

@@ -155,11 +155,17 @@ def _compiler_off() -> Callable[[], None]:
             "  open it around the call of what is compiled; the session has that code run eager"
         )
     set_back = _force_eager()
-    end_seeing = _seeing_runs()
+    try:
+        end_seeing = _seeing_runs()
+    except BaseException:
+        set_back()
+        raise
 
     def end() -> None:
-        end_seeing()
-        set_back()
+        try:
+            end_seeing()
+        finally:
+            set_back()
 
     return end
 

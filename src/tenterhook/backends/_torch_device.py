@@ -107,7 +107,7 @@ class DeviceRows(ParcelRows[_Parcel]):
         all_sums = records[:, COUNTS_BYTES:][:, : SUMS * self._real.itemsize].view(self._torch_real)
         for part, flat in enumerate(_pieces(tensor)):
             write_part(flat, part * PART_SIZE, offset or 0, groups, counts=all_counts[part], sums=all_sums[part])
-        parcel.measured += (row, start, parts, size, groups)
+        parcel.measured += (row, start, parts, numel, size, groups)
 
     def _memory(self, size: int) -> tuple[_Parcel, int, torch.Tensor]:
         parcel, start = self._reserve(size)

@@ -72,6 +72,7 @@ def write_part(
         at = offset + start
         if flat.is_complex():
             halves = torch.view_as_real(flat).reshape(-1)
+            halves = halves.float() if halves.dtype is torch.float16 else halves  # which holds neither scale nor sums
             scale = summed[PART_SUMS.index("scale")].to(halves.dtype)
             scaled, at = torch.where(torch.isfinite(halves), halves, 0.0) * scale.reciprocal(), 2 * at
         sums[len(PART_SUMS) :][:SKETCH_SIZE].copy_(_sketch(scaled, at, real))

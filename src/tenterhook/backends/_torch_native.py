@@ -180,6 +180,7 @@ class NativeAttachment(Yielding):
 
     def _put(self, module: nn.Module) -> None:
         module.__dict__[_ATTRIBUTE] = self._around
+        self._around.type = type(module)
         self._around.on = True
         self._engine.arounds[id(self._around)] = self._around
 

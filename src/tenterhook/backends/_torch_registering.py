@@ -7,7 +7,6 @@ what comes then is kept from the calls that are running, in whichever thread, an
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import operator
@@ -22,6 +21,7 @@ from torch import nn
 from torch.nn.modules import module as _module_registries
 from torch.utils.hooks import RemovableHandle
 
+from tenterhook._fork_locks import ForkLock
 from tenterhook.backends._installed import is_ours
 from tenterhook.backends._torch_hooks import is_hook
 from tenterhook.backends._torch_native import give_way
@@ -61,8 +61,7 @@ class NotYet:
         self._calls += [weakref.ref(call, self._ended) for call in calls]
 
     def _ended(self, call: Any) -> None:
-        with contextlib.suppress(ValueError):
-            self._calls.remove(call)  # equal where it is the same: what it refers to is gone
+        self._calls = [one for one in self._calls if one is not call]
         table = self._table()
         if not self._calls and table is not None and table.get(self._key) is self:
             table[self._key] = self.hook
@@ -139,6 +138,8 @@ def _is_ours(hook: Any) -> bool:
 
 def _calls_alone(table: Any) -> list[set[Any]]:
     """List the running calls to which a table is about to change, and that began with no hooks but ours."""
+    for looking in _kept[:]:
+        looking.look()
     everywhere = any(table is one for one in _GLOBAL_TABLES)
     return [
         call[_CALL]
@@ -154,23 +155,56 @@ def seeing_registration() -> Callable[[], None]:
     of somebody else comes, so that ``prepend`` means for it what it always means. To find out at the next call would be too late: a
     single hook in a table does not tell whether it was prepended.
     """
-    for call in _looking_calls():  # nobody but others has had them look
-        call[_CALL].add(_BESIDE)
-    ends = [
-        _seeing_hooks_of_one("register_forward_pre_hook", None),
-        _seeing_hooks_of_one("register_forward_hook", "_forward_hooks"),
-        _seeing_hooks_of_all("register_module_forward_pre_hook", _GLOBAL_TABLES[0], waits=False),
-        _seeing_hooks_of_all("register_module_forward_hook", _GLOBAL_TABLES[1], waits=True),
-        _seeing_removals(),
-    ]
+    with _lock:
+        looking = _kept.pop() if _kept else _Looking()
+    return looking.end
 
-    def end() -> None:
-        for one in ends:
-            one()
+
+class _Looking:
+    """What looks on, until the last session has ended, and what runs then with no hooks but those of sessions."""
+
+    __slots__ = ("__weakref__", "_calls", "_ends")
+
+    def __init__(self) -> None:
+        for call in _looking_calls():  # nobody but others has had them look
+            call[_CALL].add(_BESIDE)
+        self._calls: list[Any] = []
+        self._ends = [
+            _seeing_hooks_of_one("register_forward_pre_hook", None),
+            _seeing_hooks_of_one("register_forward_hook", "_forward_hooks"),
+            _seeing_hooks_of_all("register_module_forward_pre_hook", _GLOBAL_TABLES[0], waits=False),
+            _seeing_hooks_of_all("register_module_forward_hook", _GLOBAL_TABLES[1], waits=True),
+            _seeing_removals(),
+        ]
+
+    def end(self) -> None:
+        """The last session has ended."""
         for waiting in list(_waiting):
             waiting.look()
+        with _lock:
+            _kept.append(self)
+            self._calls = [weakref.ref(call[_CALL], self._ended) for call in _looking_calls() if _was_alone(call)]
+        self._ended(None)
 
-    return end
+    def _ended(self, call: Any) -> None:
+        with _lock:
+            self._calls = [one for one in self._calls if one is not call]
+            if self._calls or self not in _kept:
+                return
+            _kept.remove(self)
+            for end in self._ends:
+                end()
+
+    def look(self) -> None:
+        """End if the calls have ended, as :meth:`NotYet.look` does."""
+        running = {id(call[_CALL]) for call in _looking_calls()}
+        for one in self._calls[:]:
+            if id(one()) not in running:
+                self._ended(one)
+
+
+_kept: list[_Looking] = []  # one at most, which waits for calls to end
+_lock = ForkLock()
 
 
 def _hook_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

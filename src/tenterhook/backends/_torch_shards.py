@@ -65,15 +65,22 @@ def _place(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
         return "this rank's summand, not yet reduced"
     if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in placements):
         return "this rank's shard, interleaved with others: no sketch"
-    shape, offset = _part(tensor.shape, tensor.device_mesh, tuple(placements))
+    mesh = tensor.device_mesh
+    here = mesh.get_coordinate()
+    shape, offset = _part(tensor.shape, mesh, None if here is None else tuple(here), tuple(placements))
     if len(offset) != len(tensor.shape):
         return "nothing: no part of it is on this rank"
     return tuple(shape), tuple(offset)
 
 
 @lru_cache(maxsize=256)
-def _part(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[Sequence[int], Sequence[int]]:
-    """Ask torch once for each layout: it numbers all rows of a part in a tensor and asks that for its first, which takes time."""
+def _part(
+    shape: torch.Size, mesh: Any, here: tuple[int, ...] | None, placements: tuple[Any, ...]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Ask torch once for each layout: it numbers all rows of a part in a tensor and asks that for its first, which takes time.
+
+    A mesh is equal to one in whose process group, initialised anew, this process has another rank: ``here`` tells them apart.
+    """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
 
     return compute_local_shape_and_global_offset(shape, mesh, placements)

@@ -20,9 +20,8 @@ from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffe
 __all__ = ["DTYPE_NAMES", "PLAIN", "TensorValues"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_outside_transforms: Any = (
-    torch._C._DisableFuncTorch
-)  # else a transform that runs wraps the results of our own operations
+_DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
+_AS_IT_IS = contextlib.nullcontext()
 
 DTYPE_NAMES = {
     value: name
@@ -48,9 +47,20 @@ class TensorValues:
             return None
 
     def summary(self, tensor: torch.Tensor) -> Summary:
+        if type(tensor) in PLAIN:
+            return self._summary(tensor)
+        with torch._C.DisableTorchFunctionSubclass():  # its class may refuse what is asked
+            shape, dtype, device = self._summary(tensor)
+        return (
+            tuple(size if isinstance(size, int) else -1 for size in shape),
+            dtype,
+            device,
+        )  # ragged, or a tracer's symbols
+
+    def _summary(self, tensor: torch.Tensor) -> Summary:
         dtype = tensor.dtype
         try:
-            shape = tuple(tensor.shape) if type(tensor) in PLAIN else _known_shape(tensor)
+            shape = tuple(tensor.shape)
         except RuntimeError:  # of a nested tensor in the strided layout
             shape = (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
         return shape, DTYPE_NAMES.get(dtype) or str(dtype), "cpu" if tensor.is_cpu else str(tensor.device)
@@ -64,9 +74,11 @@ class TensorValues:
                         numel = tensor.numel()
                         if numel >= THREADED_NUMEL:
                             set_threads(torch.get_num_threads())
-                        if (
-                            tensor.untyped_storage().data_ptr() or not numel
-                        ):  # else let go, as FSDP does, or never there
+                        storage = tensor.untyped_storage()
+                        if not numel or (  # else let go, as FSDP does, in part or as a whole, or never there
+                            storage.data_ptr()
+                            and storage.nbytes() >= (tensor.storage_offset() + numel) * dtype.itemsize
+                        ):
                             rows.measure_flat(row, tensor.data_ptr(), code, numel)
                             return None
             except RuntimeError:
@@ -74,6 +86,12 @@ class TensorValues:
         return self._measure_unusual(tensor, rows, row)
 
     def _measure_unusual(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
+        if type(tensor) in PLAIN or shards.is_dtensor(tensor):
+            return self._measure_any(tensor, rows, row)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._measure_any(tensor, rows, row)
+
+    def _measure_any(self, tensor: torch.Tensor, rows: RowBuffer, row: int) -> str | None:
         note = None
         while _functorch.is_functorch_wrapped_tensor(tensor):
             if _is_batched(tensor):
@@ -91,7 +109,7 @@ class TensorValues:
         name = DTYPE_NAMES.get(tensor.dtype, "")
         if name not in DTYPE_CODES:
             return f"no statistics for dtype {name or tensor.dtype}"
-        with devices.unseen():
+        with devices.unseen(), _AS_IT_IS if type(tensor) in PLAIN else _DisableTorchDispatch():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if self.defers(plain):
                 return devices.defer(plain, rows, row, code=DTYPE_CODES[name], offset=offset) or note
@@ -113,7 +131,7 @@ class TensorValues:
         tensor = _unwrapped(tensor)
         if shards.is_dtensor(tensor):
             tensor = shards.local_part(tensor)
-        with self.untracked(), _outside_transforms():
+        with self.untracked(), _AS_IT_IS if type(tensor) in PLAIN else torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach()
             if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
@@ -182,11 +200,6 @@ def _is_batched(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _known_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Give -1 for sizes that are no numbers: ragged ones, and symbols of a tracer."""
-    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-
-
 def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
         return "meta tensor: no values"
@@ -194,14 +207,25 @@ def _why_no_values(tensor: torch.Tensor) -> str | None:
         return "fake tensor: no values"
     if tensor.is_nested:
         return "nested tensor: no statistics"
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return "tensor of layout _mkldnn: no statistics"
     if tensor.layout is not torch.strided:
         return f"sparse tensor ({str(tensor.layout).removeprefix('torch.')}): no statistics"
     if tensor.is_quantized:
         return "quantised tensor: no statistics"
     try:
-        size = tensor.untyped_storage().nbytes() and tensor.data_ptr()
+        storage, end = tensor.untyped_storage(), _end(tensor)
+        there = end == 0 or (storage.nbytes() > 0 and tensor.data_ptr() != 0)
+        if there and storage.nbytes() < end:
+            return f"{type(tensor).__name__}: its storage has been made smaller than it is"
     except RuntimeError as error:  # NotImplementedError is one
         return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
-    if size == 0 and tensor.numel() > 0:
-        return f"{type(tensor).__name__}: no storage of its own"
-    return None
+    return None if there else f"{type(tensor).__name__}: no storage of its own"
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Return how many bytes of storage a strided tensor needs."""
+    if not tensor.numel():
+        return 0
+    last: Any = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.element_size()

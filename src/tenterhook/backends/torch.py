@@ -307,6 +307,7 @@ class TorchBackend(TensorValues, NativeBackend, ParameterBackend, BeginningBacke
         return torch.is_grad_enabled() and differentiated(tensor).requires_grad
 
     tracks_gradients = staticmethod(torch.is_grad_enabled)
+    work_done = staticmethod(torch.autograd._get_sequence_nr)  # pyright: ignore[reportPrivateImportUsage]
     regions = staticmethod(checkpoint.regions)
     untraced = staticmethod(untraced)
 

@@ -229,6 +229,9 @@ class ToyBackend:
     def tracks_gradients(self) -> bool:
         return tracks()
 
+    def work_done(self) -> None:
+        return None
+
     def unseen(self, fn: FunctionT) -> FunctionT:
         return fn
 

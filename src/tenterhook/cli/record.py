@@ -154,7 +154,7 @@ class _RecordCommand(click.Command):
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Also write a line per event as it happens, so that a crash can be located.",
+    help="Also write a line per event as it happens, so that a crash can be located; of several processes each has a file of its own.",
 )
 @click.option(
     "--on-error",
@@ -204,11 +204,16 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
             )
         to = _free_place(found.label)
     elif restarts.isascii() and restarts.isdigit() and int(restarts):
-        to = to.with_name(f"{to.stem}-restart{restarts}{to.suffix}")  # what the processes before have written stays
+        to = _restarted(to, restarts)  # what the processes before have written stays
+        options["log"] = options["log"] and _restarted(options["log"], restarts)
     options["sketch"] = not options.pop("no_sketch")
     options["stats"] = None if options["stats"] == "none" else options["stats"]
     options["misplaced"] = _misplaced(ctx, found)
     return Work("tenterhook.cli.run_record:run", {"target": found, "to": to, **options})
+
+
+def _restarted(path: Path, restarts: str) -> Path:
+    return path.with_name(f"{path.stem}-restart{restarts}{path.suffix}")
 
 
 def _launch(ctx: click.Context, target: tuple[str, ...], to: Path | None) -> Work:

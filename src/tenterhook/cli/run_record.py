@@ -79,7 +79,7 @@ def run(*, target: script.Target, to: Path, quiet: bool, misplaced: Sequence[str
         code = close(error)
     if not quiet and isinstance(error, SystemExit) and error.code == _USAGE:
         _tell_misplaced(close.console, target, [name for name in misplaced if _knows(target, name)])
-    script.leave(error, code)
+    script.leave(error if script.failed(error) else close.interrupt or error, code)
 
 
 def _knows(target: script.Target, option: str) -> bool:
@@ -115,6 +115,7 @@ class _Close:
     name: str
     path: list[str] = field(default_factory=lambda: sys.path[0 if sys.flags.isolated or _safe() else 1 :])
     done: bool = False
+    interrupt: KeyboardInterrupt | None = None  # that came while the recording was finished
     signalled: Terminated | None = None  # also where the script comes to its end before it is ended
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -137,6 +138,16 @@ class _Close:
     def _finish(self, error: BaseException | None) -> int:
         try:
             summary = self.session.close(error)
+        except KeyboardInterrupt as interrupt:
+            self.interrupt = interrupt
+            self.console.print(
+                Text(
+                    f"tenterhook: interrupted while {self.to} was finished; all that was recorded is in it, and it counts as "
+                    f"unfinished: tenterhook show {self.to}"
+                ),
+                soft_wrap=True,
+            )
+            return 0
         except Exception as fault:  # a fault of ours must not take the place of how the script ended
             self.console.print(
                 f"tenterhook: the recording {self.to} was not finished, by a fault in tenterhook itself: "
@@ -149,16 +160,22 @@ class _Close:
         ):  # closed or broken: the interpreter reports that itself at the end
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more; the recording is safe
-            rank, world = self.session.rank, self.session.world
-            who = f"rank {rank} of {world}" if world > 1 else ""
-            numbers = self._look(summary)
-            if self.quiet or rank > 0:
-                print_trouble(self.console, summary, self.to, who=who, numbers=numbers)
-            else:
-                print_summary(self.console, summary, self.to, who=who, world=world, numbers=numbers)
-            if not self.quiet and rank > 0:
-                print_failure(self.console, summary, self.to, who=who, rank=rank, name=self.name)
+            try:
+                self._sum_up(summary)
+            except KeyboardInterrupt as interrupt:
+                self.interrupt = interrupt  # the recording is complete
         return _NOTHING if why_empty(summary) else 0
+
+    def _sum_up(self, summary: RecordSummary) -> None:
+        rank, world = self.session.rank, self.session.world
+        who = f"rank {rank} of {world}" if world > 1 else ""
+        numbers = self._look(summary)
+        if self.quiet or rank > 0:
+            print_trouble(self.console, summary, self.to, who=who, numbers=numbers)
+        else:
+            print_summary(self.console, summary, self.to, who=who, world=world, numbers=numbers)
+        if not self.quiet and rank > 0:
+            print_failure(self.console, summary, self.to, who=who, rank=rank, name=self.name)
 
     def _look(self, summary: RecordSummary) -> Numbers | None:
         """Look through the statistics that were written: of all ranks where this one speaks for them, else of what it had no time for."""

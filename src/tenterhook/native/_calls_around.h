@@ -14,13 +14,13 @@ typedef struct {
     PyObject_HEAD
     Engine *engine; /* NULL in the one by which references are counted */
     Place *place;
-    PyObject *ref, *before, *after, *failed, *elsewhere, *give_way;
+    PyObject *ref, *type, *before, *after, *failed, *elsewhere, *give_way;
     char on;
     char replaced; /* for good: hooks have taken its place */
     char yielded; /* hooks stand in its place: they do not run for a call that began before, and ends here */
 } Around;
 
-#define EACH_OBJECT_OF_AN_AROUND(DO) DO(engine) DO(place) DO(ref) DO(before) DO(after) DO(failed) DO(elsewhere) DO(give_way)
+#define EACH_OBJECT_OF_AN_AROUND(DO) DO(engine) DO(place) DO(ref) DO(type) DO(before) DO(after) DO(failed) DO(elsewhere) DO(give_way)
 
 static PyObject *around_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -38,6 +38,7 @@ static PyObject *around_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->ref = ref;
     put((PyObject **)&self->engine, engine);
     put((PyObject **)&self->place, place);
+    put(&self->type, (PyObject *)Py_TYPE(module));
     put(&self->before, before);
     put(&self->after, after);
     put(&self->failed, failed);
@@ -121,10 +122,11 @@ static PyObject *run_module(PyObject *module, PyObject *args, PyObject *kwargs)
 }
 
 /* Whether a module's `_call_impl` is the framework's, which does nothing but call `forward` where there are no hooks and nothing
- * is being traced; -1 with an exception set. */
-static int only_forwards(Engine *engine, PyObject *module)
+ * is being traced; -1 with an exception set. Of another class than it had nothing is known: that may answer for its attributes. */
+static int only_forwards(Around *self, PyObject *module)
 {
-    if (!engine->call_impl || engine->call_impl == Py_None) return 0;
+    Engine *engine = self->engine;
+    if (!engine->call_impl || engine->call_impl == Py_None || (PyObject *)Py_TYPE(module) != self->type) return 0;
     PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
     if (!found) return -1;
     Py_DECREF(found);
@@ -173,7 +175,7 @@ static PyObject *call_around(Around *self, PyObject *module, PyObject *args, PyO
 {
     int begun = begin_around(self, module, args, kwargs);
     if (begun < 0) return NULL;
-    int direct = begun ? only_forwards(self->engine, module) : 0; /* Python may have put hooks on */
+    int direct = begun ? only_forwards(self, module) : 0; /* Python may have put hooks on */
     PyObject *result = direct < 0 ? NULL : direct ? run_forward(module, args, kwargs) : run_module(module, args, kwargs);
     if (!result) {
         if (self->on || self->yielded) call_failed(self, module, args, kwargs);
@@ -287,6 +289,7 @@ static PyMemberDef around_members[] = {
     {"yielded", T_BOOL, offsetof(Around, yielded), 0, "whether hooks in the module's tables follow its calls instead"},
     {"hook_before", T_OBJECT, offsetof(Around, before), READONLY, "the hook before a call, in Python"},
     {"hook_after", T_OBJECT, offsetof(Around, after), READONLY, "the hook after a call, in Python"},
+    {"type", T_OBJECT, offsetof(Around, type), 0, "the module's class when it was put on"},
     {"give_way", T_OBJECT, offsetof(Around, give_way), 0, "has hooks in the module's tables take its place"},
     {NULL, 0, 0, 0, NULL},
 };

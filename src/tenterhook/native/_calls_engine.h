@@ -10,7 +10,7 @@
 
 #define SAMPLED 13           /* as in capture.py: of so many handlers one is timed */
 #define LARGE_BYTES 32768    /* the kernel gives the GIL back for what is larger, so that the lock of the rows has to be held */
-#define DTYPES_KNOWN 19
+#define DTYPES_KNOWN 21      /* how many tenterhook.stats.DTYPE_CODES has */
 #define SHAPES 4
 enum { WORD_FORWARD, WORD_BACKWARD, WORD_CPU, WORDS };
 

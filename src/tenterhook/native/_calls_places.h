@@ -24,7 +24,7 @@ typedef struct {
     PyObject *model, *outer, *numbers, *step_calls, *no_gradient;
     PyObject *attachment, *resting; /* the hooks of Python's; the same while they are off and will come back */
     PyObject *around;               /* what the attachment has put around the module's calls, if it has */
-    long long call_count, gradient_count, step, recomputed;
+    long long call_count, recorded_count, gradient_count, step, recomputed;
     long long thread, thread_step, thread_next; /* the newest entry of `numbers` */
     char wanted, due, keep;
     Known sites[SITES], shapes[SITES];
@@ -143,6 +143,7 @@ static int place_begin(Place *self, Call *call)
     call->number = place_number(self, call->thread, call->step);
     if (call->number < 0) return -1;
     self->call_count++;
+    self->recorded_count += self->wanted && self->due;
     if (call->regions && call->regions != no_regions && PyObject_Size(call->regions) != 0) return 0;
     if (PyList_Append(self->step_calls, (PyObject *)call)) return -1;
     return PyList_Size(self->step_calls) > MOST_REPEATED ? PyList_SetSlice(self->step_calls, 0, 1, NULL) : 0;
@@ -220,6 +221,7 @@ static PyMemberDef place_members[] = {
     {"resting", T_OBJECT, offsetof(Place, resting), 0, "its hooks, while they are off and will come back"},
     {"around", T_OBJECT, offsetof(Place, around), 0, "what stands around the module's calls, where that is the attachment"},
     {"call_count", T_LONGLONG, offsetof(Place, call_count), 0, "calls"},
+    {"recorded_count", T_LONGLONG, offsetof(Place, recorded_count), 0, "those of them on steps that are recorded"},
     {"gradient_count", T_LONGLONG, offsetof(Place, gradient_count), 0, "gradients that came"},
     {"step", T_LONGLONG, offsetof(Place, step), 0, "step of its newest call"},
     {"recomputed", T_LONGLONG, offsetof(Place, recomputed), 0, "calls of the step that came again"},

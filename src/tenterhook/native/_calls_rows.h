@@ -141,6 +141,8 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     if (self->measures && numel_of(found) >= THREADED) return 0; /* Python says how many threads the framework has just now */
     int modes = asks(self->modes_on); /* of the user's, which would see what is asked */
     if (modes) return modes < 0 ? -1 : 0;
+    /* of a small one it is not worth asking: it is read as the framework itself would read it */
+    if (self->measures && numel_of(found) * (found->dtype.bits / 8) > LARGE_BYTES && !storage_holds(tensor, found)) return 0;
     PyObject *negated = PyObject_CallFunctionObjArgs(self->is_neg, tensor, NULL);
     if (!negated) return -1;
     Py_DECREF(negated);

@@ -60,8 +60,10 @@ static int take_off(Place *place)
 }
 
 /* Whether nothing has come to stand around a module's calls meanwhile; -1 with an exception set. */
-static int has_room(Engine *engine, PyObject *module, PyObject *attributes)
+static int has_room(Around *around, PyObject *module, PyObject *attributes)
 {
+    Engine *engine = around->engine;
+    if ((PyObject *)Py_TYPE(module) != around->type) return 0; /* Python looks at what its new class does */
     PyObject *there = PyDict_GetItemWithError(attributes, name_compiled);
     if ((there && there != Py_None) || PyErr_Occurred()) return there ? 0 : -1;
     PyObject *type = (PyObject *)Py_TYPE(module), *call = PyObject_GetAttr(type, name_call);
@@ -81,7 +83,7 @@ static int put_on(Place *place)
     PyObject *module = NULL, *attributes = around ? attributes_of(around, &module) : NULL;
     if (!attributes) return left_to_python(module);
     Py_INCREF(around); /* code of the module's class may run in between */
-    int room = has_room(around->engine, module, attributes);
+    int room = has_room(around, module, attributes);
     if (room > 0) {
         if (PyDict_SetItem(attributes, name_compiled, (PyObject *)around) || among_arounds(around, 1)) room = -1;
         around->on = 1;

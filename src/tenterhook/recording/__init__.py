@@ -6,13 +6,14 @@ from tenterhook.recording.call import Call
 from tenterhook.recording.coverage import Coverage
 from tenterhook.recording.manifest import Cost, Git, Manifest, Model
 from tenterhook.recording.memory import MemorySink
+from tenterhook.recording.pace import Pace
 from tenterhook.recording.reader import find_recordings, newest_recordings, nth_newest, open_recording
 from tenterhook.recording.recording import Recording
 from tenterhook.recording.sequences import Samples, TensorSequence
 from tenterhook.recording.sink import Sink
 from tenterhook.recording.value import Nested, Value
 from tenterhook.recording.view import ModuleView
-from tenterhook.recording.writer import DiskSink, Pace
+from tenterhook.recording.writer import DiskSink
 
 __all__ = [
     "Call",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from tenterhook.errors import NotRecordedError, RecordingError
@@ -16,7 +17,18 @@ from tenterhook.recording.files import RankFiles, load_manifest, part_number, pl
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
-from tenterhook.recording.source import TABLES, WRITTEN, Filters, Module, filtered, no_rows, read_schema, with_rank
+from tenterhook.recording.rows import MODULES_NAME
+from tenterhook.recording.source import (
+    TABLES,
+    WRITTEN,
+    Filters,
+    Module,
+    filtered,
+    no_rows,
+    read_schema,
+    table_of_rows,
+    with_rank,
+)
 from tenterhook.recording.tail import StreamTail
 from tenterhook.recording.target import RANK_FOLDER
 from tenterhook.recording.tensors import TensorStore
@@ -38,7 +50,8 @@ class DiskSource:
             raise RecordingError(f"there is no recording at {path}: no such directory")
         if not path.is_dir():
             raise RecordingError(f"{path} is a file; a recording is a directory (NAME.thk)")
-        self._path = path
+        self._path = path  # as it was named
+        self._place = path.absolute()  # the program may change its directory
         self._wanted = ranks
         self._version = 0
         self._notes: dict[str, str] = {}
@@ -55,15 +68,16 @@ class DiskSource:
         Raises:
             RecordingError: a manifest or a finished file is damaged.
         """
-        folders = _rank_folders(self._path)
-        manifests = _manifests(self._path, folders)
+        folders = _rank_folders(self._place)
+        manifests = _manifests(self._place, folders, self._path)
         if self._wanted is not None:
             missing = [rank for rank in self._wanted if rank not in folders]
             if missing:
                 raise RecordingError(f"{self._path} has no rank {missing[0]}; it has {_span(sorted(folders))}")
             folders = {rank: folders[rank] for rank in sorted(set(self._wanted))}
+            manifests = [one for one in manifests if one.rank in folders] or manifests
         self._folders = folders
-        self._ends = _ends([one for one in manifests if self._wanted is None or one.rank in folders])
+        self._ends = _ends(manifests)
         self._manifest = _merge(manifests, len(folders) if self._wanted is None else None)
         self.look()
 
@@ -284,7 +298,7 @@ class DiskSource:
     def _modules(self) -> pa.Table:
         tables = []
         for files in self._files:
-            path = files.folder / "modules.parquet"
+            path = files.folder / MODULES_NAME
             if path.exists():
                 tables.append(small_table(path, WRITTEN["modules"]))
         if len(tables) < 2:
@@ -301,12 +315,12 @@ def _rank_folders(path: Path) -> dict[int, Path]:
         }
 
 
-def _manifests(path: Path, folders: dict[int, Path]) -> list[Manifest]:
+def _manifests(path: Path, folders: dict[int, Path], named: Path) -> list[Manifest]:
     found = [folder / MANIFEST_NAME for _, folder in sorted(folders.items()) if (folder / MANIFEST_NAME).exists()]
     if not found and (path / MANIFEST_NAME).exists():
         found = [path / MANIFEST_NAME]
     if not found:
-        raise RecordingError(f"{path} is not a recording: it has no {MANIFEST_NAME}")
+        raise RecordingError(f"{named} is not a recording: it has no {MANIFEST_NAME}")
     return [load_manifest(file) for file in found]
 
 
@@ -322,7 +336,16 @@ def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
         first.error = "; ".join(f"rank {rank}: {words}" for rank, words in _ends(manifests).items()) or None
         first.tensors_stopped = _of_ranks(manifests, "tensors_stopped")
         first.lost_rows = sum(manifest.lost_rows for manifest in manifests)
+        _merge_gaps(first, manifests)
     return first
+
+
+def _merge_gaps(first: Manifest, manifests: list[Manifest]) -> None:
+    """Keep the gaps that all ranks have; those of single ones are told with their rank."""
+    common = [gap for gap in first.gaps if all(gap in manifest.gaps for manifest in manifests)]
+    own = [msgspec.structs.replace(one, gaps=[gap for gap in one.gaps if gap not in common]) for one in manifests]
+    first.gaps = common
+    first.told = [*(f"rank {one.rank}: {words}" for one in own for words in one.missing_steps), *first.told]
 
 
 def _of_ranks(manifests: list[Manifest], name: str) -> str | None:
@@ -356,7 +379,7 @@ def _merge_modules(tables: list[pa.Table]) -> pa.Table:
             kept["calls"] = (kept["calls"] or 0) + (row["calls"] or 0)
             kept["selected"] = kept["selected"] or row["selected"]
             kept["reason"] = kept["reason"] or row["reason"]
-    return pa.Table.from_pylist(list(merged.values()), WRITTEN["modules"])
+    return table_of_rows(merged.values(), WRITTEN["modules"])
 
 
 def _span(ranks: list[int]) -> str:

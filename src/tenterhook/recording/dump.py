@@ -16,6 +16,7 @@ from tenterhook.errors import RecordingError
 from tenterhook.recording.disk import DiskSource
 from tenterhook.recording.files import RankFiles
 from tenterhook.recording.parts import read_part
+from tenterhook.recording.rows import MODULES_NAME
 from tenterhook.recording.tensors import shard_entries
 
 __all__ = ["dump"]
@@ -37,7 +38,7 @@ def dump(path: str | os.PathLike[str]) -> Iterator[str]:
         for table in ("calls", "values"):
             for part in (*files.parquet[table], *files.streams[table]):
                 yield from _rows(part, table)
-        modules = files.folder / "modules.parquet"
+        modules = files.folder / MODULES_NAME
         if modules.exists():
             yield from _rows(modules, "modules")
         yield from _tensors(files)

@@ -88,6 +88,12 @@ class MemorySink:
                 self._modules = modules
                 self._version += 1
 
+    def steps_ended(self, before: int) -> None:
+        """Do nothing: memory does not outlive the process."""
+
+    def describe(self, manifest: Manifest) -> None:
+        """Do nothing: the manifest that it was given is the same."""
+
     def flush(self) -> None:
         """Do nothing: what was handed over is here."""
 
@@ -99,6 +105,9 @@ class MemorySink:
         self.write_modules(modules)
         self._manifest = manifest
         self._manifest.complete = True
+
+    def break_off(self, manifest: Manifest) -> None:
+        """Do nothing: what was handed over is here, and the manifest says that it is not complete."""
 
     def abandon(self) -> None:
         """Do nothing: memory is given back by itself."""

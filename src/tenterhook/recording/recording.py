@@ -362,7 +362,7 @@ class Recording:
         for model, size in zip(modules["model"].to_pylist(), modules["parameters"].to_pylist(), strict=True):
             sizes[model] = sizes.get(model, 0) + (size or 0)
         for model in self.manifest.models:
-            sizes.setdefault(model.name, model.parameters or 0)
+            sizes[model.name] = max(sizes.get(model.name, 0), model.parameters or 0)
         for model, _ in self._seen():
             sizes.setdefault(model, 0)
         return sorted(sizes, key=lambda name: -sizes[name])

@@ -19,10 +19,11 @@ from tenterhook.errors import TargetError
 from tenterhook.recording.ends import all_parts, ends_of, part_columns, step_reached
 from tenterhook.recording.files import RankFiles, load_manifest, part_number, rank_files, reading
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
-from tenterhook.recording.parts import read_part
-from tenterhook.recording.rows import parquet_options
+from tenterhook.recording.parts import read_part, small_table
+from tenterhook.recording.rows import MODULES_NAME, parquet_options
+from tenterhook.recording.schema import MODULES
 from tenterhook.recording.shards import finish_shard, trim_shard
-from tenterhook.recording.target import take_over, write_manifest
+from tenterhook.recording.target import signed_steps, take_over, write_manifest
 from tenterhook.recording.tensors import INDEX_NAME, shard_entries
 
 try:
@@ -50,6 +51,7 @@ class Resumed:
         tensor_bytes: size of the shards that are there.
         steps: number of steps of which rows are kept.
         calls: (model, path, phase) -> rows of calls that are kept.
+        modules: rows of the table of modules, of the models that have such calls.
     """
 
     step: int
@@ -60,6 +62,7 @@ class Resumed:
     tensor_bytes: int
     steps: int
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    modules: list[dict[str, Any]] = field(default_factory=list)
 
 
 def resume(target: Path, folder: Path, manifest: Manifest, at: int | None = None) -> Resumed:
@@ -86,17 +89,19 @@ def resume(target: Path, folder: Path, manifest: Manifest, at: int | None = None
         _refuse_another_question(target, old, manifest)
         files = rank_files(folder, manifest.rank)
         ends = {table: ends_of(files, table) for table in ("calls", "values")}
-        whole = _whole_until(old, step_reached(ends))
+        whole = _whole_until(old, step_reached(ends), signed_steps(folder))
         cut = whole if at is None else min(whole, at)
         step = whole if at is None else at
         manifest.started = old.started
         manifest.resumed = old.resumed
+        manifest.models = manifest.models or old.models  # a script's are not known before they are called
         manifest.tensors_stopped = old.tensors_stopped  # those of the steps that are kept are missing for good
         manifest.gaps, manifest.steps = _gaps_before(cut, old.gaps), cut  # true from the first cut to the last
         take_over(target, folder, manifest)
         keys = [key for shard in files.shards.values() for key in (entry.key for entry in shard_entries(shard))]
         seq = max([end["seq"] for end in ends.values()] + [int(key) for key in keys if key.isdecimal()]) + 1
-        for name in ("modules.parquet", INDEX_NAME):
+        known = _modules_known(folder)
+        for name in (MODULES_NAME, INDEX_NAME):
             (folder / name).unlink(missing_ok=True)
         for table in ("calls", "values"):
             _cut_rows(files, table, cut)
@@ -106,6 +111,7 @@ def resume(target: Path, folder: Path, manifest: Manifest, at: int | None = None
             manifest.resumed = [*old.resumed, step]
         manifest.gaps, manifest.steps = _with_gap(manifest.gaps, cut, step), step
         write_manifest(target, manifest, manifest.rank)  # whoever comes after a further kill knows of this time, too
+        calls, types = _count_calls(files)
         return Resumed(
             step=step,
             seq=seq,
@@ -114,7 +120,8 @@ def resume(target: Path, folder: Path, manifest: Manifest, at: int | None = None
             shard=max(rank_files(folder, manifest.rank).shards, default=-1) + 1,
             tensor_bytes=sum(path.stat().st_size for path in folder.glob("tensors-*.safetensors")),
             steps=_count_steps(files),
-            calls=_count_calls(files),
+            calls=calls,
+            modules=_modules_of(known, calls, types),
         )
 
 
@@ -129,13 +136,14 @@ def _ended_well(old: Manifest) -> bool:
     return old.complete and old.error is None and old.partial is None
 
 
-def _whole_until(old: Manifest, reached: int) -> int:
+def _whole_until(old: Manifest, reached: int, signed: int) -> int:
     """Find the first step that is not known to be whole.
 
     Args:
         old: the manifest that is there. Of an unfinished recording its `steps` is where it was begun or gone on with, and
             what stands before is whole.
         reached: the last step that has rows.
+        signed: the step up to which a process that was killed has said that all was whole; the last steps may have no rows.
     """
     if _ended_well(old):
         whole = old.steps
@@ -144,7 +152,7 @@ def _whole_until(old: Manifest, reached: int) -> int:
     elif old.complete:
         whole = reached  # from somewhere on rows are missing
     else:
-        whole = max(reached, old.steps)
+        whole = max(reached, old.steps, signed)
     begins = [begin for begin, end in old.gaps if begin <= whole <= end]
     return begins[0] if begins else whole  # nothing has come since the gap that is known to be whole
 
@@ -246,11 +254,36 @@ def _count_steps(files: RankFiles) -> int:
     return len(steps)
 
 
-def _count_calls(files: RankFiles) -> Counter[tuple[str, str, str]]:
+def _count_calls(files: RankFiles) -> tuple[Counter[tuple[str, str, str]], dict[tuple[str, str], str]]:
+    """Count the rows of calls by model, path and phase; and give the type of each module among them, in order."""
     counts: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str], tuple[int, str]] = {}
     for part in files.parquet["calls"]:
-        rows = part_columns(part, "calls", ["model", "path", "phase"])
-        rows = pa.table({name: rows[name].cast(pa.string()) for name in rows.column_names})
-        for row in rows.group_by(["model", "path", "phase"]).aggregate([([], "count_all")]).to_pylist():
+        rows = part_columns(part, "calls", ["model", "path", "type", "phase", "seq"])
+        words = rows.column_names[:-1]
+        rows = pa.table({name: rows[name].cast(pa.string()) for name in words} | {"seq": rows["seq"]})
+        for row in rows.group_by(words).aggregate([([], "count_all"), ("seq", "min")]).to_pylist():
+            place = row["model"], row["path"]
             counts[row["model"], row["path"], row["phase"]] += row["count_all"]
-    return counts
+            if row["type"] != "op":
+                begun = row["seq_min"], row["type"]
+                first[place] = min(first.get(place, begun), begun)
+    return counts, {place: kind for place, (_, kind) in sorted(first.items(), key=lambda item: item[1])}
+
+
+def _modules_known(folder: Path) -> list[dict[str, Any]]:
+    path = folder / MODULES_NAME
+    return small_table(path, MODULES).to_pylist() if path.exists() else []
+
+
+def _modules_of(
+    known: list[dict[str, Any]], calls: Counter[tuple[str, str, str]], types: dict[tuple[str, str], str]
+) -> list[dict[str, Any]]:
+    """List the modules of the models that have calls, as an earlier process knew them, or else as their calls tell."""
+    models = {model for model, _ in types}
+    rows = {(row["model"], row["path"]): row for row in known if row["model"] in models}
+    for (model, path), kind in types.items():
+        if (model, path) not in rows:
+            row = dict.fromkeys(MODULES.names) | {"model": model, "path": path, "raw_path": path, "type": kind}
+            rows[model, path] = row | {"aliases": [], "selected": True}
+    return [row | {"calls": calls[place[0], place[1], "forward"]} for place, row in rows.items()]

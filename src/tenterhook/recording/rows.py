@@ -10,7 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["RowWriter", "compact", "parquet_options", "part_name"]
+from tenterhook.recording.schema import MODULES
+
+__all__ = ["MODULES_NAME", "RowWriter", "compact", "parquet_options", "part_name", "write_modules"]
+
+MODULES_NAME = "modules.parquet"
 
 ROLL_BYTES = 96 << 20
 ROW_GROUP = 16 << 10
@@ -122,6 +126,13 @@ def compact(source: Path, target: Path) -> None:
             writer.write_table(table, row_group_size=ROW_GROUP)
         draft.replace(target)
     source.unlink()
+
+
+def write_modules(folder: Path, modules: pa.Table) -> None:
+    """Write the table of modules, published by rename."""
+    draft = folder / f"{MODULES_NAME}.tmp"
+    pq.write_table(modules.select(MODULES.names).cast(MODULES), str(draft), **parquet_options(MODULES))
+    draft.replace(folder / MODULES_NAME)
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:

@@ -44,6 +44,14 @@ class Sink(Protocol):
         """
         ...
 
+    def steps_ended(self, before: int) -> None:
+        """Note that the steps before this one are whole: all their rows have been handed over."""
+        ...
+
+    def describe(self, manifest: Manifest) -> None:
+        """Take in what is known by now of the recording, which may not come to be closed."""
+        ...
+
     def flush(self) -> None:
         """Return when all that was handed over is where the sink puts it."""
         ...
@@ -55,6 +63,10 @@ class Sink(Protocol):
             manifest: the finished manifest.
             modules: rows of the schema `MODULES`.
         """
+        ...
+
+    def break_off(self, manifest: Manifest) -> None:
+        """End at once, unfinished, since whoever ends it has been interrupted; after `close` it does nothing."""
         ...
 
     def abandon(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pj
 
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.schema import CALLS, MODULES, VALUES
@@ -25,6 +29,7 @@ __all__ = [
     "filtered",
     "no_rows",
     "read_schema",
+    "table_of_rows",
     "with_rank",
 ]
 
@@ -129,6 +134,19 @@ def with_rank(table: pa.Table, rank: int) -> pa.Table:
 def no_rows(schema: pa.Schema) -> pa.Table:
     """Give a table without rows; `pa.Schema.empty_table` imports pandas."""
     return pa.Table.from_batches([], schema)
+
+
+def table_of_rows(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Build a table from rows of plain values; `pa.Table.from_pylist` imports pandas."""
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    if not lines:
+        return no_rows(schema)
+    read = pj.read_json(
+        io.BytesIO(lines),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
+    )
+    return read.cast(schema)  # which says where there is no null
 
 
 def filtered(table: pa.Table, columns: list[str] | None, filters: Filters | None) -> pa.Table:

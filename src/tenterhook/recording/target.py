@@ -18,6 +18,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -31,9 +32,13 @@ __all__ = [
     "RANK_FOLDER",
     "RESERVE_NAME",
     "claim",
+    "has_begun",
     "publish",
     "rank_folder",
     "refuse_taken",
+    "sign",
+    "sign_off",
+    "signed_steps",
     "take_back",
     "take_over",
     "write_manifest",
@@ -45,8 +50,9 @@ RESERVE_NAME = ".reserve"
 RANK_FOLDER = re.compile(r"rank-(\d{5,9})")
 _OURS = re.compile(
     r"(calls|values|tensors)-\d{5,9}\.(arrows|parquet|safetensors|safetensors\.part|jsonl)(\.tmp)?"
-    r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve"
+    r"|(modules|tensors)\.parquet(\.tmp)?|(recording|claim)\.json(\.tmp)?|\.reserve(\.tmp)?"
 )
+_FIRST = re.compile(r"(claim|recording)\.json(\.tmp)?|\.reserve(\.tmp)?")  # what is there before the manifest
 _RESERVE = 128 << 10
 _MAX_CLAIM = 64 << 10
 _QUIET = 10  # seconds without a change after which a writer on another machine counts as gone
@@ -54,10 +60,17 @@ _NO_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of f
 
 
 class Claim(msgspec.Struct):
-    """Who writes into a rank's folder."""
+    """Who writes into a rank's folder, and up to where.
+
+    Attributes:
+        host: the machine.
+        pid: the process.
+        steps: the steps before this one are whole: all their rows are in the files.
+    """
 
     host: str
     pid: int
+    steps: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
 
 
 def rank_folder(target: Path, rank: int) -> Path:
@@ -87,7 +100,7 @@ def claim(target: Path, manifest: Manifest, rank: int, *, overwrite: bool) -> Pa
             made.append(target)
         folder.mkdir()
         made.append(folder)
-        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        sign(folder)
         # Given back when the disk is full, so that there is room to say so.
         (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
         write_manifest(target, manifest, rank)
@@ -109,6 +122,35 @@ def refuse_taken(target: Path, world: int, rank: int) -> None:
         _make_room(target, world, rank, overwrite=False)
 
 
+def has_begun(target: Path, folder: Path, rank: int) -> bool:
+    """Look whether there is a recording of a rank to go on with.
+
+    What a process has left that died before it had written a manifest, and so any row, is taken away.
+
+    Raises:
+        TargetError: another process is just beginning there, or what is there cannot be removed.
+        RecordingError: there are files of a recording without a manifest.
+    """
+    if (folder / MANIFEST_NAME).exists():
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        if load_manifest(target / MANIFEST_NAME).world <= 1 or not folder.is_dir():
+            return folder.is_dir()  # of several, each rank has its own, which is written first
+    if folder.is_dir():
+        _refuse_if_alive(target, folder)
+        left = [path.name for path in folder.iterdir() if not _FIRST.fullmatch(path.name)]
+        if left:
+            raise RecordingError(
+                f"{target} has no {MANIFEST_NAME} for rank {rank}, but {sorted(left)[0]:.80}; it cannot be gone on with"
+            )
+        _clear(folder)
+    with contextlib.suppress(OSError):  # it holds what is not ours, or other ranks'
+        if {path.name for path in target.iterdir()} <= {f"{MANIFEST_NAME}.tmp"}:
+            (target / f"{MANIFEST_NAME}.tmp").unlink(missing_ok=True)
+            target.rmdir()
+    return False
+
+
 def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
     """Sign for a rank's folder whose writer is gone, and mark the recording unfinished again.
 
@@ -117,11 +159,30 @@ def take_over(target: Path, folder: Path, manifest: Manifest) -> None:
     """
     _refuse_if_alive(target, folder)
     try:
-        (folder / CLAIM_NAME).write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid())))
+        sign(folder, manifest.steps)
         (folder / RESERVE_NAME).write_bytes(b"\0" * _RESERVE)
         write_manifest(target, manifest, manifest.rank)
     except OSError as error:
         raise TargetError(f"{target} cannot be written: {_words(error)}") from error
+
+
+def sign(folder: Path, steps: int = 0) -> None:
+    """Say in a rank's folder that this process writes there, and that the steps before ``steps`` are whole."""
+    draft = folder / f"{CLAIM_NAME}.tmp"
+    draft.write_bytes(msgspec.json.encode(Claim(socket.gethostname(), os.getpid(), steps)))
+    draft.replace(folder / CLAIM_NAME)
+
+
+def sign_off(folder: Path) -> None:
+    """Say that nobody writes in a rank's folder any more, and give back the space that was kept there."""
+    for name in (RESERVE_NAME, CLAIM_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+def signed_steps(folder: Path) -> int:
+    """Give the step up to which whoever wrote last has said that all is whole; 0 where nobody has."""
+    owner = _claimed_by(folder)
+    return 0 if owner is None else owner.steps
 
 
 def take_back(made: list[Path]) -> None:
@@ -191,8 +252,10 @@ def _taken(target: Path, rank: int) -> str:
         manifest = load_manifest(target / MANIFEST_NAME)
         go_on = f"read it with 'tenterhook show {target}', go on with it (--resume STEP, resume=True), or choose another name"
         if not manifest.complete:
-            files = rank_files(rank_folder(target, rank), rank)
-            step = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
+            folder = rank_folder(target, rank)
+            files = rank_files(folder, rank)
+            reached = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
+            step = max(reached, signed_steps(folder))
             return f"{target} is unfinished, it was killed in step {step} or soon after; {go_on}"
         if manifest.error is not None:
             return f"{target} ended early, by {manifest.error:.80}; {go_on}"
@@ -212,7 +275,7 @@ def _is_recording(target: Path) -> bool:
     if (target / MANIFEST_NAME).is_file():
         return True
     # Other ranks of this run may have made their folders already, and nothing else yet.
-    return all(RANK_FOLDER.fullmatch(entry.name) for entry in target.iterdir())
+    return all(RANK_FOLDER.fullmatch(entry.name) or entry.name == f"{MANIFEST_NAME}.tmp" for entry in target.iterdir())
 
 
 def _refuse_if_alive(target: Path, folder: Path) -> None:
@@ -250,13 +313,17 @@ def writers(target: Path) -> list[int]:
 
 def _quiet_seconds(folder: Path) -> float:
     """Say how long nothing was written to a folder, by the clock of its file system."""
-    probe = folder / f"{CLAIM_NAME}.tmp"
+    probe = folder / f"{RESERVE_NAME}.tmp"
     try:
         probe.write_bytes(b"")
         now = probe.stat().st_mtime
         probe.unlink()
+        newest = now - _QUIET
         with os.scandir(folder) as entries:
-            return now - max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=now - _QUIET)
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # a draft that was published just now
+                    newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+        return now - newest
     except OSError as error:
         raise TargetError(f"{folder.parent} cannot be written: {_words(error)}") from error
 

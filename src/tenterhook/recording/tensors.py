@@ -24,6 +24,7 @@ from tenterhook.errors import NotRecordedError, RecordingError
 from tenterhook.recording.files import plain_file, reading
 from tenterhook.recording.parts import small_table
 from tenterhook.recording.shards import STORAGE, Entry, dtype_named
+from tenterhook.recording.source import table_of_rows
 
 __all__ = ["INDEX", "INDEX_NAME", "TensorStore", "shard_entries", "write_index"]
 
@@ -191,7 +192,7 @@ def write_index(folder: Path, files: dict[int, Path]) -> None:
     with pq.ParquetWriter(str(draft), INDEX, compression="zstd") as writer:
         for number, path in sorted(files.items()):
             rows = [{"shard": number, **msgspec.structs.asdict(entry)} for entry in shard_entries(path)]
-            writer.write_table(pa.Table.from_pylist(rows, INDEX))
+            writer.write_table(table_of_rows(rows, INDEX))
     draft.replace(folder / INDEX_NAME)
 
 

@@ -9,55 +9,37 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tenterhook.recording import converters
+from tenterhook.recording import target as places
 from tenterhook.recording.bounded import BoundedQueue
 from tenterhook.recording.files import first_line, rank_files
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.pace import USUAL, Pace
 from tenterhook.recording.resume import Resumed, begin_at
 from tenterhook.recording.resume import resume as resume_recording
-from tenterhook.recording.rows import ROLL_BYTES, RowWriter, parquet_options
-from tenterhook.recording.schema import CALLS, MODULES, VALUES
-from tenterhook.recording.shards import SHARD_BYTES, ShardWriter
-from tenterhook.recording.target import CLAIM_NAME, RESERVE_NAME, claim, rank_folder, take_back, write_manifest
+from tenterhook.recording.rows import RowWriter, write_modules
+from tenterhook.recording.schema import CALLS, VALUES
+from tenterhook.recording.shards import ShardWriter
 from tenterhook.recording.tensors import write_index
 
 __all__ = ["DiskSink", "Pace"]
 
 _log = logging.getLogger("tenterhook")
 
-QUEUE_LIMIT = 256 << 20
 _BATCH_BYTES = 32 << 20
 _WAIT_TOLD = 1.0  # seconds of waiting for the disk, in all, after which the user is told
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often, and in what portions, a recording is written.
-
-    Attributes:
-        flush_interval: seconds after which rows are written at the latest.
-        queue_limit: bytes that may wait in memory.
-        roll_bytes: size at which a stream is turned into Parquet.
-        shard_bytes: size at which a new shard of tensors begins.
-    """
-
-    flush_interval: float = 1.0
-    queue_limit: int = QUEUE_LIMIT
-    roll_bytes: int = ROLL_BYTES
-    shard_bytes: int = SHARD_BYTES
-
-
 class _Item(msgspec.Struct):
-    table: str  # "calls", "values", "tensors"; "" for a request to flush
+    table: str  # "calls", "values", "tensors"; "job": something to do when all before it is written; "" for a request to flush
     size: int = 0
     batch: Any = None
     key: str = ""
@@ -73,9 +55,8 @@ class DiskSink:
 
     Rows and tensors go through a bounded queue to a thread that writes them at least each `pace.flush_interval` seconds; a
     process that is killed loses no more than that. A slow disk slows the run, which is told once (a warning of the logger
-    `tenterhook`) and in `cost.blocked_seconds`. A full disk, or any other error while
-    writing, stops the recording and not the run: `failure` says why, the manifest is marked partial, later rows are
-    counted as lost. A forked child writes nothing.
+    `tenterhook`) and in `cost.blocked_seconds`. A full disk, or any other error while writing, stops the recording and not the run:
+    `failure` says why, the manifest is marked partial, later rows are counted as lost. A forked child writes nothing.
 
     Args:
         target: the directory, which must not exist.
@@ -100,27 +81,25 @@ class DiskSink:
         overwrite: bool = False,
         resume: bool | int = False,
         budget: int | None = None,
-        pace: Pace = Pace(),
+        pace: Pace = USUAL,
     ) -> None:
         self.path = Path(target).absolute()
         self._pid = os.getpid()
-        self._rank = rank
-        self._world = manifest.world
+        self._rank, self._world = rank, manifest.world
         self._budget = budget
         self._accepted = 0
         self._tensors_stopped: str | None = None
-        self._closed = False
-        self._slow_told = False
+        self._closed = self._slow_told = False
         self.resumed: Resumed | None = None
-        folder = rank_folder(self.path, rank)
+        folder = places.rank_folder(self.path, rank)
         at = None if isinstance(resume, bool) else resume
-        self._goes_on = resume is not False and folder.is_dir()
+        self._goes_on = resume is not False and places.has_begun(self.path, folder, rank)
         if self._goes_on:
             self.resumed = resume_recording(self.path, folder, manifest, at)
             self._accepted = self.resumed.tensor_bytes
         else:
             self.resumed = begin_at(at, manifest) if at else None
-            folder = claim(self.path, manifest, rank, overwrite=overwrite)
+            folder = places.claim(self.path, manifest, rank, overwrite=overwrite)
         self._worker = _Worker(folder, pace, self.resumed)
         # The thread knows only the worker, so a forgotten sink is collected, and what it holds still reaches the disk.
         self._finalizer = weakref.finalize(self, _Worker.finish, self._worker)
@@ -175,6 +154,15 @@ class DiskSink:
         self._accepted += array.nbytes
         return True
 
+    def steps_ended(self, before: int) -> None:
+        """Sign that the steps before this one are whole, once what was handed over is in the files."""
+        self._put(_Item("job", batch=partial(places.sign, places.rank_folder(self.path, self._rank), before)))
+
+    def describe(self, manifest: Manifest) -> None:
+        """Publish what is known by now, such as the models of a script; the recording may not come to be closed."""
+        known = msgspec.structs.replace(manifest)
+        self._put(_Item("job", batch=partial(places.write_manifest, self.path, known, self._rank)))
+
     def flush(self) -> None:
         """Return when all that was handed over is in the files."""
         done = threading.Event()
@@ -185,13 +173,34 @@ class DiskSink:
     def close(self, manifest: Manifest, modules: pa.Table) -> None:
         """Finish: write what is left, compact to Parquet, publish `recording.json` with `complete: true` last.
 
-        Sets `complete`, `partial`, `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` of the manifest.
+        Sets `complete`, `partial`, `lost_rows`, `tensors_stopped` and `cost.blocked_seconds` of the manifest. Where it is interrupted
+        (a second Ctrl-C), what was handed over is written all the same, and left as after a kill: unfinished.
         """
         if self._closed or self._foreign():
             return
         self._closed = True
         self._finalizer.detach()
-        self._worker.finish(modules)
+        try:
+            self._worker.finish(modules)
+        except BaseException:
+            self._leave(manifest)
+            raise
+        self._tell_end(manifest, complete=True)
+
+    def break_off(self, manifest: Manifest) -> None:
+        """End at once, as after a kill: what was handed over is written, and the recording stays unfinished."""
+        if self._closed or self._foreign():
+            return
+        self._closed = True
+        self._finalizer.detach()
+        self._leave(manifest)
+
+    def _leave(self, manifest: Manifest) -> None:
+        self._worker.break_off()
+        manifest.steps = max(0, manifest.steps - 1)  # up to where it is known to be whole
+        self._tell_end(manifest, complete=False)
+
+    def _tell_end(self, manifest: Manifest, *, complete: bool) -> None:
         # Added to what the manifest has: that of a copy, or of a recording that is gone on with, tells of earlier losses.
         manifest.tensors_stopped = self._tensors_stopped or manifest.tensors_stopped
         manifest.cost.blocked_seconds += self._worker.queue.waited
@@ -199,9 +208,9 @@ class DiskSink:
         if self.failure:
             manifest.steps_recorded = None  # of what was seen, nobody has counted what reached the disk
             manifest.partial = self.failure if manifest.partial is None else f"{manifest.partial}; {self.failure}"
-        manifest.complete = True
+        manifest.complete = complete
         try:
-            write_manifest(self.path, manifest, self._rank)
+            places.write_manifest(self.path, manifest, self._rank)
         except Exception as error:  # broad: whatever goes wrong at the end of a recording must not end the run
             manifest.complete = False
             self._worker.fail(error)
@@ -213,11 +222,11 @@ class DiskSink:
         self._closed = True
         self._finalizer.detach()
         self._worker.finish()
-        folder = rank_folder(self.path, self._rank)
+        folder = places.rank_folder(self.path, self._rank)
         if self._goes_on:
-            (folder / CLAIM_NAME).unlink(missing_ok=True)
+            places.sign_off(folder)
         else:
-            take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])
+            places.take_back([self.path, folder] if self._rank == 0 or self._world <= 1 else [folder])
 
     def _foreign(self) -> bool:
         return os.getpid() != self._pid
@@ -278,23 +287,33 @@ class _Worker:
         """Write what is left and close the files; with `modules`, compact."""
         if os.getpid() != self._pid:
             return
-        self._ending = True
-        self.queue.put(_Item(""), 0)
-        self.thread.join()
-        self.lost += sum(item.rows for item in self.queue.shut())
+        self._end_thread()
         try:
             if self.failure is None and modules is not None:
                 for writer in self._writers.values():
                     writer.close()
                 if self._shards.close():
                     write_index(self._folder, rank_files(self._folder, 0).shards)
-            if modules is not None:
-                self._end_folder(modules)
         except Exception as error:  # broad: whatever goes wrong at the end of a recording must not end the run
             self.fail(error)
         if self.failure is not None or modules is None:
             self._stop_files()
         self._compactor.shutdown()
+        if modules is not None:
+            self._end_folder(modules)
+
+    def break_off(self) -> None:
+        """Write what is left after `finish` was interrupted, and sign off; nothing more is compacted."""
+        self._end_thread()
+        self._stop_files()
+        self._compactor.shutdown(cancel_futures=True)
+        places.sign_off(self._folder)
+
+    def _end_thread(self) -> None:
+        self._ending = True
+        self.queue.put(_Item(""), 0)
+        self.thread.join()
+        self.lost += sum(item.rows for item in self.queue.shut())
 
     def fail(self, error: BaseException) -> None:
         """Stop: keep what is on the disk, take nothing more, remember why."""
@@ -333,6 +352,10 @@ class _Worker:
                 self._shards.append(item.key, item.batch)
                 self.queue.release(item.size)
                 self._taken.popleft()
+            elif item.table == "job":
+                self._write_rows()
+                item.batch()
+                self._taken.popleft()
             elif item.table:
                 self._pending[item.table].append(self._taken.popleft())
                 self._pending_size += item.size
@@ -364,9 +387,14 @@ class _Worker:
         self._shards.stop()
 
     def _end_folder(self, modules: pa.Table) -> None:
-        (self._folder / RESERVE_NAME).unlink(missing_ok=True)
-        table = modules.select(MODULES.names).cast(MODULES)
-        draft = self._folder / "modules.parquet.tmp"
-        pq.write_table(table, str(draft), **parquet_options(MODULES))
-        draft.replace(self._folder / "modules.parquet")
-        (self._folder / CLAIM_NAME).unlink(missing_ok=True)
+        room = self._folder / places.RESERVE_NAME
+        parts = (
+            partial(room.unlink, missing_ok=True),
+            partial(write_modules, self._folder, modules),
+            partial(places.sign_off, self._folder),
+        )
+        for part in parts:
+            try:
+                part()
+            except Exception as error:  # broad: as above
+                self.fail(error)

@@ -263,8 +263,8 @@ static TARGET void LN(to_f32)(int dtype, const void *restrict raw, int n, float 
         }
         break;
     }
-    case E4M3FN: case E5M2: case E4M3FNUZ: case E5M2FNUZ: {
-        const float *values = float8_values[dtype - E4M3FN];
+    case E4M3FN: case E5M2: case E4M3FNUZ: case E5M2FNUZ: case E8M0FNU: {
+        const float *values = float8_values[dtype == E8M0FNU ? 4 : dtype - E4M3FN];
         EACH(uint8_t, values[v[i]]);
     }
     case I8: EACH(int8_t, v[i]);

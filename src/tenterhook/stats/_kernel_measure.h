@@ -196,6 +196,11 @@ static void part_of_singles(const Lanes *lanes, const float *x, int n, Scratch *
 /* Statistics, and sketch where `sums` is given, of one chunk. */
 static void measure_chunk(const Lanes *lanes, int dtype, const void *raw, int n, uint64_t start, Scratch *scratch, Part *part, double *sums)
 {
+    if (dtype == C32) { /* as the same numbers in float32, which have room behind those that may have been copied */
+        float *wide = (float *)(scratch->raw + CHUNK * sizeof(float));
+        lanes->to_f32(F16, raw, 2 * n, wide);
+        raw = wide, dtype = C64;
+    }
     int complex = dtype == C64 || dtype == C128, doubles = dtype == F64 || complex || (dtype >= I32 && dtype <= U64);
     const float *singles = raw;
     const double *wide = raw;

@@ -24,12 +24,13 @@
 #define SEED 0x243F6A8885A308D3ull
 #define SKETCH_LIMIT 1e36  /* larger values could overflow the float32 sums of one chunk */
 
-/* The codes of layout.DTYPES. */
+/* The codes of layout.DTYPE_CODES. */
 enum {
-    F32, F64, F16, BF16, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, I8, U8, I16, U16, I32, U32, I64, U64, BOOL, C64, C128, DTYPE_COUNT
+    F32, F64, F16, BF16, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, I8, U8, I16, U16, I32, U32, I64, U64, BOOL, C64, C128, E8M0FNU, C32,
+    DTYPE_COUNT
 };
 
-static const uint8_t ITEMSIZE[DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16};
+static const uint8_t ITEMSIZE[DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1, 4};
 
 /* Sums over the finite values of a chunk, or of all chunks so far. */
 typedef struct {
@@ -56,7 +57,7 @@ typedef struct {
 } Lanes;
 
 static uint64_t digest_keys[PAGE_STRIPES * DIGEST_LANES] __attribute__((aligned(64)));
-static float float8_values[4][256]; /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ */
+static float float8_values[5][256]; /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, E8M0FNU */
 
 static inline uint64_t mix64(uint64_t z)
 {
@@ -86,6 +87,8 @@ static void fill_tables(void)
         float8_values[1][i] = magnitude > 0x7c ? nan : magnitude == 0x7c ? sign * inf
                                                      : sign * (float)small_float(5, 2, 15, magnitude);
         float8_values[2][i] = i == 0x80 ? nan : sign * (float)small_float(4, 3, 8, magnitude);
+        uint32_t power = i == 0 ? 0x400000 : i == 0xff ? 0x7fc00000 : i << 23; /* of two, from 2**-127, which is subnormal */
+        memcpy(&float8_values[4][i], &power, sizeof power);
         float8_values[3][i] = i == 0x80 ? nan : sign * (float)small_float(5, 2, 16, magnitude);
     }
 }

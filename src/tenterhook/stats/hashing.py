@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["GOLDEN", "SEED", "digest_bytes", "finish_digest", "mix64"]
+__all__ = ["GOLDEN", "PAGE_BYTES", "SEED", "digest_cells", "finish_digest", "mix64"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: the step of SplitMix64's Weyl sequence."""
@@ -18,8 +18,11 @@ SEED = np.uint64(0x243F6A8885A308D3)
 
 _LOW = np.uint64(0xFFFFFFFF)
 _LANES = 8  # 64-bit words in a stripe
-_STRIPES = 32  # stripes in a page, so a page is 2048 bytes
+_STRIPES = 32  # stripes in a page
 _PAGES_AT_ONCE = 512  # 1 MiB: bounds the memory of a digest
+
+PAGE_BYTES = 8 * _LANES * _STRIPES
+"""Bytes in a page, whose words are summed before they are mixed."""
 
 
 def mix64(z: np.ndarray) -> np.ndarray:
@@ -43,35 +46,35 @@ def _weyl(start: int, count: int) -> np.ndarray:
 _KEYS = mix64(_weyl(0, _STRIPES * _LANES) + SEED).reshape(_STRIPES, _LANES)
 
 
-def digest_bytes(data: np.ndarray) -> int:
-    """Digest bytes into 64 bits: equal bytes give equal digests, different ones differ but for a chance near 2**-64.
+def digest_cells(data: np.ndarray, first_page: int = 0) -> int:
+    """Add up the mixed cells of bytes: what a digest is made of by :func:`finish_digest`.
 
-    The bytes are read as little-endian 64-bit words, eight to a stripe, 32 stripes to a page, the last stripe padded with
-    zeros. Each word is XORed with a key of its place in the page and its 32-bit halves multiplied; products are summed per
-    page and lane, and each word is added to the sum of the neighbouring lane, so that no product by zero can hide it. The
-    page sums are mixed with their place and added up, then mixed with the length in bytes.
+    Equal bytes give equal digests, different ones differ but for a chance near 2**-64. The bytes are read as little-endian
+    64-bit words, eight to a stripe, 32 stripes to a page, the last stripe padded with zeros. Each word is XORed with a key of
+    its place in the page and its 32-bit halves multiplied; products are summed per page and lane, and each word is added to the
+    sum of the neighbouring lane, so that no product by zero can hide it. The page sums are mixed with their place and added up.
 
     Args:
-        data: uint8, one dimension, contiguous.
+        data: uint8, one dimension, contiguous; of whole pages, but for the end of what is digested.
+        first_page: how many pages come before.
 
     Returns:
-        The digest, ``0 <= digest < 2**64``.
+        The sum, not reduced modulo 2**64; those of consecutive parts add up to that of the whole.
     """
-    page_bytes = 8 * _LANES * _STRIPES
     total = 0
-    for start in range(0, len(data), page_bytes * _PAGES_AT_ONCE):
-        part = data[start : start + page_bytes * _PAGES_AT_ONCE]
+    for start in range(0, len(data), PAGE_BYTES * _PAGES_AT_ONCE):
+        part = data[start : start + PAGE_BYTES * _PAGES_AT_ONCE]
         stripes = -(-len(part) // (8 * _LANES))
         pages = -(-stripes // _STRIPES)
-        padded = np.zeros(pages * page_bytes, np.uint8)
+        padded = np.zeros(pages * PAGE_BYTES, np.uint8)
         padded[: len(part)] = part
         words = padded.view("<u8").astype(np.uint64, copy=False).reshape(pages, _STRIPES, _LANES)
         keyed = words ^ _KEYS
         products = (keyed & _LOW) * (keyed >> np.uint64(32))
         products.reshape(-1, _LANES)[stripes:] = 0  # stripes that hold no data take no part
         sums = (products + words[..., [1, 0, 3, 2, 5, 4, 7, 6]]).sum(axis=1, dtype=np.uint64).reshape(-1)
-        total += int(mix64(sums + _weyl(start // page_bytes * _LANES, len(sums))).sum(dtype=np.uint64))
-    return finish_digest(len(data), total)
+        total += int(mix64(sums + _weyl((first_page + start // PAGE_BYTES) * _LANES, len(sums))).sum(dtype=np.uint64))
+    return total
 
 
 def finish_digest(size: int, cells: int) -> int:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DTYPES", "DTYPE_CODES", "GROUP_DIGEST", "GROUP_SKETCH", "GROUP_STATISTICS", "SKETCH_SIZE", "STATISTICS"]
+__all__ = [
+    "COMPLEX32",
+    "DTYPES",
+    "DTYPE_CODES",
+    "GROUP_DIGEST",
+    "GROUP_SKETCH",
+    "GROUP_STATISTICS",
+    "MEMORY",
+    "SKETCH_SIZE",
+    "STATISTICS",
+]
 
 STATISTICS = (
     "numel",
@@ -54,8 +64,15 @@ DTYPES: tuple[np.dtype, ...] = (
     np.dtype(np.bool_),
     np.dtype(np.complex64),
     np.dtype(np.complex128),
+    np.dtype(ml_dtypes.float8_e8m0fnu),
 )
-"""The supported dtypes; the place of each is its code, which the native kernel shares."""
+"""The supported dtypes that NumPy has, or ml_dtypes; the place of each is its code, which the native kernel shares."""
 
-DTYPE_CODES: dict[str, int] = {dtype.name: code for code, dtype in enumerate(DTYPES)}
+COMPLEX32 = np.dtype([("real", np.float16), ("imag", np.float16)])
+"""What stands for torch's ``complex32`` in NumPy, which has no such dtype."""
+
+MEMORY: tuple[np.dtype, ...] = (*DTYPES, COMPLEX32)
+"""How memory of each code is read."""
+
+DTYPE_CODES: dict[str, int] = {dtype.name: code for code, dtype in enumerate(DTYPES)} | {"complex32": len(DTYPES)}
 """Code of each supported dtype by its name (``"float32"``, ``"bfloat16"``, ``"bool"``, ...)."""

@@ -55,7 +55,7 @@ class Parcel:
         self.used = 0
         # Plain numbers one after the other: objects for each tensor would keep the garbage collector busy.
         self.copied: list[int] = []  # row, place, dtype's code, elements, offset, groups
-        self.measured: list[int] = []  # row, place, parts, bytes, groups
+        self.measured: list[int] = []  # row, place, parts, elements, bytes, groups
 
     def take(self, size: int) -> int | None:
         """Set so many bytes apart and return their place; None where it is full."""
@@ -67,7 +67,7 @@ class Parcel:
 
     def rows(self) -> list[int]:
         """Return the numbers of the rows that are made of it."""
-        return self.copied[::6] + self.measured[::5]
+        return self.copied[::6] + self.measured[::6]
 
     def fill(self, rows: RowBuffer, memory: np.ndarray, real: np.dtype) -> None:
         """Fill in its rows.
@@ -82,8 +82,9 @@ class Parcel:
             rows.measure_flat(row, address + start, code, numel, offset)
             rows.valid[row] &= groups
         record = record_bytes(real.itemsize)
-        for row, start, parts, size, groups in _in_turn(self.measured, 5):
-            parts_row(rows, row, _records(memory[start:][: parts * record], parts, real), size, groups)
+        for row, start, parts, numel, size, groups in _in_turn(self.measured, 6):
+            records = _records(memory[start:][: parts * record], parts, real)
+            parts_row(rows, row, records, numel=numel, size=size, groups=groups)
 
 
 _P = TypeVar("_P", bound=Parcel)

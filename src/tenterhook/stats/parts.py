@@ -56,18 +56,20 @@ class DeferredRows(Protocol):
     deferred: dict[Hashable, Deferred]
 
 
-def parts_row(rows: DeferredRows, row: int, parts: Sequence[Part], size: int, groups: int) -> None:
+def parts_row(rows: DeferredRows, row: int, parts: Sequence[Part], *, numel: int, size: int, groups: int) -> None:
     """Fill in a row from the records of a tensor's parts.
 
     Args:
         rows: where the row is.
         row: its number.
         parts: the records of all parts, in order.
+        numel: elements of the tensor.
         size: bytes of the tensor.
         groups: what the records hold and the row shall have, bits of ``RowBuffer.valid``.
     """
     table = np.array([_statistics(counts, sums) for counts, sums in parts])
     rows.statistics[row] = table[0] if len(table) == 1 else merge_statistics(table)
+    rows.statistics[row, 0] = numel  # the counts of one that was written to meanwhile may not add up
     if groups & GROUP_SKETCH:
         with np.errstate(over="ignore", invalid="ignore"):  # a bucket beyond float32 is infinite, as documented
             rows.sketches[row] = sum(sums[len(PART_SUMS) :][:SKETCH_SIZE] * sums[_SCALE] for _, sums in parts)

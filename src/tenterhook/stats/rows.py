@@ -7,8 +7,10 @@ from collections.abc import Hashable
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tenterhook.stats.layout import (
+    COMPLEX32,
     DTYPE_CODES,
     GROUP_DIGEST,
     GROUP_SKETCH,
@@ -174,7 +176,7 @@ class RowBuffer:
         return lost
 
     def measure_array(self, row: int, array: np.ndarray, offset: int = 0) -> bool:
-        """Measure an array of any shape and strides, also of ml_dtypes' bfloat16 and float8.
+        """Measure an array of any shape and strides, also of ml_dtypes' bfloat16 and float8, and of ``layout.COMPLEX32``.
 
         Args:
             row: where to write, 0 to capacity - 1.
@@ -193,18 +195,19 @@ class RowBuffer:
         if size and any(stride % size for stride in array.strides):
             array = array.copy()
         strides = tuple(stride // size for stride in array.strides) if size else array.strides
-        return self.measure(row, _address(array), array.dtype.name, array.shape, strides, offset)
+        name = "complex32" if array.dtype == COMPLEX32 else array.dtype.name
+        return self.measure(row, _address(array), name, array.shape, strides, offset)
 
 
 def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def describe(array: np.ndarray, offset: int = 0) -> dict[str, Any]:
+def describe(array: npt.ArrayLike, offset: int = 0) -> dict[str, Any]:
     """Describe an array: its statistics by name, its sketch and its digest.
 
     Args:
-        array: any shape; any of the dtypes in ``DTYPE_CODES``.
+        array: any shape, or what ``np.asarray`` makes one of; any of the dtypes in ``DTYPE_CODES``.
         offset: flat index of the first element, for the sketch of a contiguous shard of a larger tensor.
 
     Returns:
@@ -214,8 +217,8 @@ def describe(array: np.ndarray, offset: int = 0) -> dict[str, Any]:
     Raises:
         TypeError: the dtype is not supported.
     """
-    buffer = RowBuffer(1)
-    if not buffer.measure_array(0, np.asarray(array), offset):
+    buffer, array = RowBuffer(1), np.asarray(array)
+    if not buffer.measure_array(0, array, offset):
         raise TypeError(f"no statistics for dtype {array.dtype.name}; supported are {', '.join(DTYPE_CODES)}")
     described = as_description(buffer.statistics[0])
     described["sketch"] = buffer.sketches[0]

@@ -4,48 +4,45 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tenterhook.stats.hashing import digest_bytes
+from tenterhook.stats.float_mode import exact_subnormals
+from tenterhook.stats.hashing import PAGE_BYTES, digest_cells, finish_digest
 from tenterhook.stats.layout import (
+    COMPLEX32,
     DTYPE_CODES,
-    DTYPES,
     GROUP_DIGEST,
     GROUP_SKETCH,
     GROUP_STATISTICS,
+    MEMORY,
+    SKETCH_SIZE,
     STATISTICS,
 )
 from tenterhook.stats.merging import merge_statistics
 from tenterhook.stats.sketch import sketch_flat
 
-__all__ = ["TwinRows", "statistics_of"]
+__all__ = ["TwinRows"]
 
 _PART = 1 << 18  # elements at once: bounds the memory of one measurement
 
 
-def statistics_of(values: np.ndarray) -> np.ndarray:
-    """Compute the basic statistics of an array.
-
-    Args:
-        values: any shape, any supported dtype. Complex numbers are measured by their magnitude.
-
-    Returns:
-        float64 (11,), columns as in ``STATISTICS``; min to absmax are NaN where no value is finite.
-    """
-    flat = values.reshape(-1)
-    parts = [_part_statistics(flat[start : start + _PART]) for start in range(0, len(flat), _PART)]
-    return merge_statistics(np.array(parts or [_part_statistics(flat)]))
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut an array into flat, contiguous parts in row-major order; no more than a part is copied at a time."""
+    if array.flags.c_contiguous or array.size <= _PART:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        for start in range(0, flat.size, _PART):
+            yield flat[start : start + _PART]
+        return
+    for start in range(0, array.size, _PART):
+        yield array.flat[start : start + _PART]
 
 
-def _part_statistics(part: np.ndarray) -> np.ndarray:
+def _statistics(part: np.ndarray) -> np.ndarray:
     row = np.full(len(STATISTICS), np.nan)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        real = (
-            np.hypot(np.real(part).astype(np.float64), np.imag(part).astype(np.float64)) if _is_complex(part) else part
-        )
-        real = real.astype(np.float64)
+        real = _magnitudes(part) if _is_complex(part) else part.astype(np.float64)
     finite = real[np.isfinite(real)]
     row[0] = len(real)
     row[7:] = np.isnan(real).sum(), (real == np.inf).sum(), (real == -np.inf).sum(), (real == 0).sum()
@@ -57,15 +54,28 @@ def _part_statistics(part: np.ndarray) -> np.ndarray:
     scale = 2.0 ** -min(max(math.frexp(absmax)[1], -1000), 1000)
     finite = finite * scale
     rough = finite.mean()
-    mean = rough + (finite - rough).mean()
-    std = math.sqrt(np.square(finite - mean).mean())
+    apart = finite - rough
+    rest = apart.mean()
+    mean = rough + rest
+    std = math.sqrt(np.square(apart - rest).mean())
     rms = math.hypot(mean, std)
     row[1:7] = low, high, mean / scale, std / scale, rms / scale, absmax
     return row
 
 
 def _is_complex(array: np.ndarray) -> bool:
-    return array.dtype.kind == "c"
+    return array.dtype.kind == "c" or array.dtype == COMPLEX32
+
+
+def _interleaved(part: np.ndarray) -> np.ndarray:
+    """Give real and imaginary parts of complex numbers in turn."""
+    return part.view(np.float16 if part.dtype == COMPLEX32 else np.real(part).dtype)
+
+
+def _magnitudes(part: np.ndarray) -> np.ndarray:
+    real, imaginary = _interleaved(part).astype(np.float64).reshape(-1, 2).T
+    infinite = np.isinf(real) | np.isinf(imaginary)  # hypot says NaN where the other one is a signalling NaN
+    return np.where(infinite, np.inf, np.hypot(real, imaginary))
 
 
 class TwinRows:
@@ -91,10 +101,10 @@ class TwinRows:
         self._check(row, offset)
         if numel < 0:
             raise ValueError(f"numel must not be negative, got {numel}")
-        if not 0 <= dtype_code < len(DTYPES):
+        if not 0 <= dtype_code < len(MEMORY):
             self._valid[row] = 0
             return False
-        dtype = DTYPES[dtype_code]
+        dtype = MEMORY[dtype_code]
         return self._fill(row, _memory(address, numel * dtype.itemsize).view(dtype), offset)
 
     def measure(
@@ -109,7 +119,7 @@ class TwinRows:
         if dtype not in DTYPE_CODES:
             self._valid[row] = 0
             return False
-        kind = DTYPES[DTYPE_CODES[dtype]]
+        kind = MEMORY[DTYPE_CODES[dtype]]
         if 0 in shape:
             return self._fill(row, np.empty(0, kind), offset)
         kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
@@ -131,17 +141,24 @@ class TwinRows:
             raise ValueError(f"offset must not be negative, got {offset}")
 
     def _fill(self, row: int, array: np.ndarray, offset: int) -> bool:
-        flat = np.ascontiguousarray(array).reshape(-1)
-        self._statistics[row] = statistics_of(flat)
-        filled = GROUP_STATISTICS
-        if self._sketches is not None:
-            filled |= GROUP_SKETCH
-            real = flat.view(np.real(flat).dtype) if _is_complex(flat) else flat
-            with np.errstate(over="ignore"):  # a bucket beyond float32 is infinite, as documented
-                self._sketches[row] = sketch_flat(real, offset * (2 if _is_complex(flat) else 1))
+        statistics, sketch, cells, done = [], np.zeros(SKETCH_SIZE), 0, 0
+        with exact_subnormals():
+            for part in _parts(array):
+                statistics.append(_statistics(part))
+                if self._sketches is not None:
+                    by = 2 if _is_complex(part) else 1
+                    sketch += sketch_flat(_interleaved(part) if by == 2 else part, by * (offset + done))
+                if self._digests is not None:
+                    cells += digest_cells(part.view(np.uint8), done * array.itemsize // PAGE_BYTES)
+                done += len(part)
+            self._statistics[row] = merge_statistics(np.array(statistics or [_statistics(array.reshape(-1))]))
+            if self._sketches is not None:
+                with np.errstate(over="ignore"):  # a bucket beyond float32 is infinite, as documented
+                    self._sketches[row] = sketch
+        filled = GROUP_STATISTICS | (GROUP_SKETCH if self._sketches is not None else 0)
         if self._digests is not None:
             filled |= GROUP_DIGEST
-            self._digests[row] = digest_bytes(flat.view(np.uint8))
+            self._digests[row] = finish_digest(array.size * array.itemsize, cells)
         self._valid[row] = filled
         return True
 
