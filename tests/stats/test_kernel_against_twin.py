@@ -79,7 +79,9 @@ def test_large_views(kernel: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(
-    bits=st.booleans(), size=st.one_of(st.integers(0, 300), st.integers(2000, 5000)), offset=st.sampled_from([0, 7, 640])
+    bits=st.booleans(),
+    size=st.one_of(st.integers(0, 300), st.integers(2000, 5000)),
+    offset=st.sampled_from([0, 7, 640]),
 )
 @settings(max_examples=60, deadline=None)
 def test_complex_of_halves_measures_as_the_same_numbers_of_singles(

@@ -51,7 +51,11 @@ class TensorValues:
             return self._summary(tensor)
         with torch._C.DisableTorchFunctionSubclass():  # its class may refuse what is asked
             shape, dtype, device = self._summary(tensor)
-        return tuple(size if isinstance(size, int) else -1 for size in shape), dtype, device  # ragged, or a tracer's symbols
+        return (
+            tuple(size if isinstance(size, int) else -1 for size in shape),
+            dtype,
+            device,
+        )  # ragged, or a tracer's symbols
 
     def _summary(self, tensor: torch.Tensor) -> Summary:
         dtype = tensor.dtype
@@ -72,7 +76,8 @@ class TensorValues:
                             set_threads(torch.get_num_threads())
                         storage = tensor.untyped_storage()
                         if not numel or (  # else let go, as FSDP does, in part or as a whole, or never there
-                            storage.data_ptr() and storage.nbytes() >= (tensor.storage_offset() + numel) * dtype.itemsize
+                            storage.data_ptr()
+                            and storage.nbytes() >= (tensor.storage_offset() + numel) * dtype.itemsize
                         ):
                             rows.measure_flat(row, tensor.data_ptr(), code, numel)
                             return None
