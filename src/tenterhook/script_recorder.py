@@ -293,7 +293,9 @@ class ScriptRecorder:
         summary.error = manifest.error
         summary.partial = manifest.partial or self._sink.failure
         summary.lost_rows = self._sink.lost_rows
-        summary.size_bytes = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
+        for file in summary.path.rglob("*"):
+            with contextlib.suppress(OSError):  # another rank goes on, and its files with it
+                summary.size_bytes += file.stat().st_size if file.is_file() else 0
 
     # --- meeting models --------------------------------------------------------------------------------------------
     def _met(self, backend: Backend, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

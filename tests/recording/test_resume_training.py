@@ -33,11 +33,18 @@ def launch(target: Path, *, steps: int, save_every: int, every: int, hold_at: in
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 
 
-def killed_at(target: Path, step: int, *, save_every: int, every: int = 1, rest: float = 0) -> None:
-    """Train until a step, and be killed in it, when it has rested so many seconds."""
+def signed(target: Path) -> int:
+    """The step up to which the process has said that all is whole."""
+    return json.loads((target / "rank-00000" / "claim.json").read_text())["steps"]
+
+
+def killed_at(target: Path, step: int, *, save_every: int, every: int = 1, whole: int = 0) -> None:
+    """Train until a step, and be killed in it, once the steps before another are on the disk."""
     with launch(target, steps=step + 1, save_every=save_every, every=every, hold_at=step) as process:
         assert process.stdout is not None and process.stdout.readline() == "holds\n"
-        time.sleep(rest)
+        deadline = time.monotonic() + 30
+        while signed(target) < whole and time.monotonic() < deadline:
+            time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
 
 
@@ -45,7 +52,7 @@ def whole_until(target: Path) -> int:
     """The first step of which it is not known that it is whole: the last that has rows, or what the process has signed."""
     recording = th.open(target)
     reached = min(max(recording.table(table)["step"].to_pylist(), default=0) for table in ("calls", "values"))
-    return max(reached, json.loads((target / "rank-00000" / "claim.json").read_text())["steps"])
+    return max(reached, signed(target))
 
 
 def finished(target: Path, steps: int, *, save_every: int, every: int = 1) -> th.Recording:
@@ -105,7 +112,7 @@ def test_a_checkpoint_later_than_the_rows_leaves_a_gap_that_is_told(tmp_path: Pa
 def test_a_kill_between_samples_costs_no_sample(tmp_path: Path, step: int) -> None:
     """That the sample's step has ended is on the disk, though no row has come since."""
     target = tmp_path / "a.thk"
-    killed_at(target, step, save_every=1, every=5, rest=2.5)
+    killed_at(target, step, save_every=1, every=5, whole=34 if step == 35 else step)
     assert th.open(target).steps == list(range(0, step, 5))
     recording = finished(target, 42, save_every=1, every=5)
     # What is evaluated before step 35, which is recorded, would go with the one that has just ended.
@@ -115,7 +122,7 @@ def test_a_kill_between_samples_costs_no_sample(tmp_path: Path, step: int) -> No
 
 def test_true_goes_on_behind_the_last_step_that_ended_and_not_at_the_last_sample(tmp_path: Path) -> None:
     target = tmp_path / "a.thk"
-    killed_at(target, 34, save_every=100, every=5, rest=2.5)
+    killed_at(target, 34, save_every=100, every=5, whole=34)
     model, optimizer = training()
     options = {"tensors": "0", "kinds": ["output", "grad_output"], "every": 5, "resume": True}
     with th.record(model, "**", to=target, **options) as rec:  # type: ignore[arg-type]

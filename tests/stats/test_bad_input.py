@@ -47,7 +47,7 @@ class Refuses(Tensor):
 class RefusesOperations(Tensor):
     """Refuses whatever is done with it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, tensor: Tensor) -> Any:

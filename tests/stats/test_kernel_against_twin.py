@@ -143,7 +143,7 @@ def test_nothing_is_read_outside_the_storage() -> None:
 import ctypes, mmap
 import numpy as np
 from tenterhook.stats import DTYPE_CODES, KERNELS, RowBuffer
-from tenterhook.stats.layout import COMPLEX32, DTYPES
+from tenterhook.stats.layout import MEMORY
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 18 * page)
 base = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -6,12 +6,13 @@ import platform
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tenterhook.stats import RowBuffer, layout
+from tenterhook.stats import KERNELS, RowBuffer, layout
 from tests.stats.arrays import KINDS, values
 from tests.stats.same import assert_same_row, measured
 
@@ -114,3 +115,29 @@ def test_threads_change_no_bit(program: list[str]) -> None:
                 assert one.statistics.tobytes() == two.statistics.tobytes()
                 assert one.sketches.tobytes() == two.sketches.tobytes()
                 assert one.digests[0] == two.digests[0]
+
+
+_LOAD = """
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+loader = ExtensionFileLoader("tenterhook.stats._kernel", sys.argv[1])
+kernel = module_from_spec(spec_from_loader("tenterhook.stats._kernel", loader))
+loader.exec_module(kernel)
+print(kernel.variants())
+"""
+
+
+@pytest.mark.parametrize("minor", range(10, 16))
+def test_one_build_serves_every_python(minor: int) -> None:
+    """The limited API: what was built by this Python is loaded by those before and after it."""
+    if KERNELS == ("numpy",):
+        pytest.skip("the kernel is not built here: only the twin exists")
+    from tenterhook.stats import _kernel
+
+    assert ".abi3." in _kernel.__file__ or sys.platform == "win32"
+    python = shutil.which(f"python3.{minor}")
+    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
+        pytest.skip(f"Python 3.{minor} is not here")
+    done = subprocess.run([python, "-c", _LOAD, _kernel.__file__], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (repr(_kernel.variants()), "")

@@ -126,7 +126,7 @@ def test_dtypes_that_hold_the_same_values_share_a_sketch() -> None:
     x = np.random.default_rng(14).integers(-3, 4, 3000)
     expected = sketch(x.astype(np.float32))
     for dtype in DTYPES:
-        if dtype.kind not in "buc" and dtype != np.float32:
+        if dtype.kind not in "buc" and dtype.name != "float8_e8m0fnu":  # which has no negative ones, nor zero
             np.testing.assert_array_equal(sketch(x.astype(dtype)), expected)
 
 

@@ -20,7 +20,7 @@ from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffe
 __all__ = ["DTYPE_NAMES", "PLAIN", "TensorValues"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_DisableTorchDispatch: Any = torch._C._DisableTorchDispatch  # type: ignore[attr-defined]
+_DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
 _AS_IT_IS = contextlib.nullcontext()
 
 DTYPE_NAMES = {
@@ -227,5 +227,5 @@ def _end(tensor: torch.Tensor) -> int:
     """Return how many bytes of storage a strided tensor needs."""
     if not tensor.numel():
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last: Any = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (tensor.storage_offset() + last + 1) * tensor.element_size()

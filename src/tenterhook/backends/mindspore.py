@@ -48,6 +48,7 @@ from tenterhook.backends._mindspore_unseen import may_compute, unseen
 from tenterhook.backends._mindspore_watching import STATE, CallHook, Hold, Listener, put_on, tell_once
 from tenterhook.selection import Entry
 from tenterhook.stats import DTYPE_CODES, RowBuffer
+from tenterhook.stats.layout import MEMORY
 
 __all__ = ["BACKEND", "MindSporeBackend"]
 
@@ -280,6 +281,8 @@ class MindSporeBackend:
                 if devices.defer(tensor, rows, row, name=name, device=device):
                     return None
         array = tensor.asnumpy()
+        if array.dtype.name not in DTYPE_CODES and name in DTYPE_CODES:  # float8 comes as bytes of no dtype
+            array = array.view(MEMORY[DTYPE_CODES[name]])
         if array.dtype.name not in DTYPE_CODES:
             return f"no statistics for dtype {name}"
         rows.measure_array(row, array)

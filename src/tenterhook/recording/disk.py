@@ -69,7 +69,7 @@ class DiskSource:
             RecordingError: a manifest or a finished file is damaged.
         """
         folders = _rank_folders(self._place)
-        manifests = _manifests(self._place, folders)
+        manifests = _manifests(self._place, folders, self._path)
         if self._wanted is not None:
             missing = [rank for rank in self._wanted if rank not in folders]
             if missing:
@@ -315,12 +315,12 @@ def _rank_folders(path: Path) -> dict[int, Path]:
         }
 
 
-def _manifests(path: Path, folders: dict[int, Path]) -> list[Manifest]:
+def _manifests(path: Path, folders: dict[int, Path], named: Path) -> list[Manifest]:
     found = [folder / MANIFEST_NAME for _, folder in sorted(folders.items()) if (folder / MANIFEST_NAME).exists()]
     if not found and (path / MANIFEST_NAME).exists():
         found = [path / MANIFEST_NAME]
     if not found:
-        raise RecordingError(f"{path} is not a recording: it has no {MANIFEST_NAME}")
+        raise RecordingError(f"{named} is not a recording: it has no {MANIFEST_NAME}")
     return [load_manifest(file) for file in found]
 
 

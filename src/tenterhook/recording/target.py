@@ -318,8 +318,12 @@ def _quiet_seconds(folder: Path) -> float:
         probe.write_bytes(b"")
         now = probe.stat().st_mtime
         probe.unlink()
+        newest = now - _QUIET
         with os.scandir(folder) as entries:
-            return now - max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=now - _QUIET)
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # a draft that was published just now
+                    newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+        return now - newest
     except OSError as error:
         raise TargetError(f"{folder.parent} cannot be written: {_words(error)}") from error
 
