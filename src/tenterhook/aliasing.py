@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tenterhook._placing import Placed
 from tenterhook.backends import Backend, Detachable
 from tenterhook.errors import UnsupportedError
+from tenterhook.values import ParameterNames, replace_arguments
 
 __all__ = ["InputAliases", "explanation"]
 
@@ -31,7 +33,7 @@ class InputAliases:
     it is before the module runs, and once the module has run one of the two taps is taken off.
     """
 
-    __slots__ = ("_backend", "_made", "_module", "_own", "_pairs", "_taps", "by_slot")
+    __slots__ = ("_backend", "_made", "_module", "_own", "_pairs", "_placed", "_taps", "by_slot")
 
     def __init__(self, backend: Backend, module: Any = None) -> None:
         self._backend = backend
@@ -42,6 +44,7 @@ class InputAliases:
         self._pairs: list[
             tuple[Any, Any, int | None]
         ] = []  # tensor, its alias, the alias's version before the module ran
+        self._placed: list[Placed] = []  # aliases in containers of the caller's
         self.by_slot: dict[str, Any] = {}
 
     def add(self, slot: str, tensor: Any, tap: Tapping | None) -> bool:
@@ -80,6 +83,13 @@ class InputAliases:
             self._taps.append((alias, backend.version(alias), _put_on(inner), _put_on(outer)))
         return True
 
+    def given(self, names: ParameterNames | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments of the call with aliases for the inputs; None where there are none.
+
+        A container that the module may change is the caller's own, which has the aliases in it while the module runs.
+        """
+        return replace_arguments(names, args, kwargs, self.by_slot, placed=self._placed) if self.by_slot else None
+
     def settle(self, where: str) -> None:
         """The module has run: keep, of each pair of taps, the one that will see the gradient.
 
@@ -109,6 +119,9 @@ class InputAliases:
 
     def _hand_back(self) -> str | None:
         """Do to the tensors what the module did to their aliases beyond their values; returns what cannot be done."""
+        placed, self._placed = self._placed, []
+        for one in reversed(placed):
+            one.put_back()
         pairs, self._pairs = self._pairs, []
         refused = None
         for tensor, alias, version in pairs:

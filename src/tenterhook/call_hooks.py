@@ -17,7 +17,7 @@ from tenterhook.handles import HookSite, name_of
 from tenterhook.notes import add_note, call_note, note_error
 from tenterhook.reasons import raised
 from tenterhook.replacing import check_replacement, replacement_arguments
-from tenterhook.values import ParameterNames, bind_arguments, leaves, no_tensor_in, replace_arguments
+from tenterhook.values import ParameterNames, bind_arguments, leaves, no_tensor_in
 
 __all__ = ["BackwardHook", "ForwardHook", "ForwardPreHook"]
 
@@ -171,8 +171,7 @@ class BackwardHook(_CallHook):
         if held is not None:
             held.module = None
         for stack in list(self._running.values()):
-            for running in stack:
-                running.aliases.drop()
+            _let_go(stack)
         self._running.clear()
 
     def _hold(self, module: Any) -> _Held:
@@ -192,7 +191,10 @@ class BackwardHook(_CallHook):
         fire = partial(self._fire, self._hold(module))
         gradients = CallGradients(self.gathering, fire, "input" if self.wants_input else "output", self.where)
         running = _Running(gradients, InputAliases(self.backend, module))
-        self._running.setdefault(threading.get_ident(), []).append(running)
+        stack = self._running.setdefault(threading.get_ident(), [])
+        if stack and not any(one is module for one in self.backend.running_modules()[1:]):
+            _let_go(stack)  # of calls that an interrupt has ended
+        stack.append(running)
         if not self.wants_input:
             return None
         bound = bind_arguments(self._names, args, kwargs)
@@ -208,7 +210,7 @@ class BackwardHook(_CallHook):
             wanted = tensor is not None and self.backend.wants_gradient(tensor)
             expected.append(wanted and aliases.add(slot, tensor, tap))
         running.gradients.expect("input", [slot for slot, _ in entries], expected)
-        return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
+        return aliases.given(self._names, args, kwargs)
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running = self._take()
@@ -290,6 +292,12 @@ class BackwardHook(_CallHook):
                 )
             check_replacement(self.backend, before, after, f"{self.where} {slot}".rstrip())
         return [None if after is before else after for before, after in zip(old, new, strict=True)]
+
+
+def _let_go(stack: list[_Running]) -> None:
+    """Forget calls that will not end."""
+    while stack:
+        stack.pop().aliases.drop()
 
 
 class _Held:

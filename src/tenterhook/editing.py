@@ -286,7 +286,7 @@ class EditedModule:
                     self._note(edit, "requires_grad=False" if backend.tracks_gradients() else "grad mode off")
             elif taking:
                 aliases.add(slot, tensor, partial(self._tap_input, module, taking, call))
-        return replace_arguments(self._names, args, kwargs, aliases.by_slot) if aliases.by_slot else None
+        return aliases.given(self._names, args, kwargs)
 
     def _tap_input(
         self, module: Any, edits: list[ModuleEdit], call: LiveCall, slot: str, tensor: Any, itself: bool

@@ -14,7 +14,7 @@ from tenterhook.calls import LiveCall
 from tenterhook.leaf_taps import LeafTaps
 from tenterhook.row_capture import RowCapture
 from tenterhook.tracker import Tracker
-from tenterhook.values import argument_leaves, bind_arguments, no_tensor_in, replace_arguments
+from tenterhook.values import argument_leaves, bind_arguments, no_tensor_in
 
 __all__ = ["NO_INPUT", "GradientCapture"]
 
@@ -114,7 +114,7 @@ class GradientCapture:
             if self._backend.tracks_gradients():  # with reentry a region is run without, and again for its gradients
                 call.watched.no_gradient[NO_INPUT] += 1
             return None
-        return replace_arguments(names, args, kwargs, aliases.by_slot)
+        return aliases.given(names, args, kwargs)
 
     def came(self, call: LiveCall, now: int, kind: str, slot: str, note: str | None, gradient: Any) -> int:
         """Record a gradient; returns the number of the event."""

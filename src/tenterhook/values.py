@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tenterhook._nodes import Parts, node_of, register_node
+from tenterhook._placing import Placed, place
 from tenterhook._slots import attribute_step, index_step, split_slot
 from tenterhook.errors import SelectionError
 
@@ -144,7 +145,7 @@ def _no_slot(value: Any, slot: str, reached: str, inner: list[str]) -> Selection
     return SelectionError(f"no slot {slot!r} in {describe_structure(value, ())}: {where} {has}")
 
 
-def rebuild(value: Any, replacements: Mapping[str, Any]) -> Any:
+def rebuild(value: Any, replacements: Mapping[str, Any], *, placed: list[Placed] | None = None) -> Any:
     """Return the value with the parts at some slots replaced; the value itself stays as it is.
 
     Types are kept, with what else the containers carry (default factories, attributes, fields that are not arguments).
@@ -154,6 +155,7 @@ def rebuild(value: Any, replacements: Mapping[str, Any]) -> Any:
     Args:
         value: Any value.
         replacements: New part by slot; where one slot lies within another, the outer one wins.
+        placed: Where it is given, containers that can be changed stay the same objects, and what has been put into them is added here.
 
     Raises:
         SelectionError: The value has no such slot.
@@ -166,7 +168,7 @@ def rebuild(value: Any, replacements: Mapping[str, Any]) -> Any:
     tree: dict[str, Any] = {}
     for slot, new in replacements.items():
         _plant(tree, _steps(slot), new)
-    return _rebuild(value, tree, value, "")
+    return _rebuild(value, tree, value, "", placed)
 
 
 class _Replacement:
@@ -184,7 +186,7 @@ def _plant(tree: dict[str, Any], steps: tuple[str, ...], new: Any) -> None:
     tree[steps[-1]] = _Replacement(new)
 
 
-def _rebuild(value: Any, tree: dict[str, Any], whole: Any, reached: str) -> Any:
+def _rebuild(value: Any, tree: dict[str, Any], whole: Any, reached: str, placed: list[Placed] | None) -> Any:
     node = node_of(type(value))
     inner = dict(node.flatten(value)) if node is not None else {}
     changed: dict[str, Any] = {}
@@ -192,10 +194,10 @@ def _rebuild(value: Any, tree: dict[str, Any], whole: Any, reached: str) -> Any:
         if step not in inner:
             raise _no_slot(whole, reached + step, reached, list(inner))
         old = inner[step]
-        new = below.new if isinstance(below, _Replacement) else _rebuild(old, below, whole, reached + step)
+        new = below.new if isinstance(below, _Replacement) else _rebuild(old, below, whole, reached + step, placed)
         if new is not old:
             changed[step] = new
-    if not changed or node is None:
+    if not changed or node is None or (placed is not None and place(value, changed, placed)):
         return value
     return node.unflatten(value, changed)
 
@@ -368,6 +370,8 @@ def replace_arguments(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     replacements: Mapping[str, Any],
+    *,
+    placed: list[Placed] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return args and kwargs with the parts at some slots replaced; each argument stays where the caller put it.
 
@@ -381,7 +385,9 @@ def replace_arguments(
         slot = written.removeprefix(".")  # as addresses write it
         name = _argument_of(slot, bound)
         by_name.setdefault(name, {})[slot[len(name) :]] = new
-    values = [rebuild(value, by_name[name]) if name in by_name else value for name, value in bound.items()]
+    values = [
+        rebuild(value, by_name[name], placed=placed) if name in by_name else value for name, value in bound.items()
+    ]
     return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
 
