@@ -149,7 +149,7 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
         if torch.is_inference_mode_enabled():
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
-    if not _forward_ad_on():
+    if not _forward_ad_on() and not torch.is_inference_mode_enabled():
         # In the forward of an autograd.Function: what it returns becomes the output of its node, with the hooks that are on
         # it by then. These go by the old node, and with them all that anybody puts on the tensor later.
         if tensor.grad_fn is not None:
