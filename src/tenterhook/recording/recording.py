@@ -21,6 +21,7 @@ from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
+from tenterhook.recording.rank_ends import told_of_unclosed
 from tenterhook.recording.saving import manifest_of_copy, without_keys
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
@@ -84,6 +85,15 @@ class Recording:
         if isinstance(self._source, DiskSource):
             return self._source.ends
         return {self.manifest.rank: self.manifest.error} if self.manifest.error else {}
+
+    @property
+    def unclosed(self) -> dict[int, str]:
+        """Of several ranks, those that were killed, and how far each came: `{1: "was never closed: killed in step 11 ..."}`.
+
+        Those that a process on this machine writes now are none of them; ranks that are not there at all are named by
+        `manifest.partial`.
+        """
+        return self._source.unclosed if isinstance(self._source, DiskSource) else {}
 
     @property
     def path(self) -> Path | None:
@@ -208,7 +218,7 @@ class Recording:
     @property
     def coverage(self) -> Coverage:
         """What was asked for, and what of it was seen."""
-        told = [*self.manifest.missing_steps, *self.manifest.told]
+        told = [*told_of_unclosed(self.unclosed), *self.manifest.missing_steps, *self.manifest.told]
         return coverage_of(self._source.table("modules").to_pylist(), several_models=len(self.models) > 1, told=told)
 
     def tensor(self, key: str, rank: int | None = None) -> Any:
