@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tenterhook as th
+from tenterhook.errors import RecordingError
 from tenterhook.recording import DiskSink, Manifest
 from tenterhook.recording.rank_ends import missing, named
 from tests.cli.commands import tenterhook
@@ -165,3 +167,16 @@ def test_missing(world: int, there: list[int], expected: str | None) -> None:
 
 def test_named() -> None:
     assert named([3]) == "rank 3" and named([9, 8, 7, 3]) == "ranks 3, 7 to 9" and named([0, 1]) == "ranks 0, 1"
+
+
+def test_one_rank_is_asked_for_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.thk"
+    for rank in range(2):
+        close(write_rank(path, rank, 2, 1), rank, 2)
+    assert [th.open(path, ranks=one).ranks for one in (1, np.int64(1), [0, 1], range(2))] == [[1], [1], [0, 1], [0, 1]]
+    for odd in ("1", ["1"], 1.0, [None]):
+        with pytest.raises(RecordingError, match="are no numbers of ranks; ranks=\\[0, 3\\] reads these only"):
+            th.open(path, ranks=odd)  # type: ignore[arg-type]
+    for empty in ([], (), range(0), ""):
+        with pytest.raises(RecordingError, match="asks for no rank"):
+            th.open(path, ranks=empty)  # type: ignore[arg-type]

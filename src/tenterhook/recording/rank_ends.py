@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tenterhook.errors import RecordingError
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.target import reached, writer_of
 
-__all__ = ["missing", "named", "told_of_unclosed", "unclosed"]
+__all__ = ["chosen", "missing", "named", "told_of_unclosed", "unclosed"]
 
 _SHOWN = 6
+
+
+def chosen(ranks: Sequence[int] | int | None) -> list[int] | None:
+    """Read which ranks are asked for; None for all.
+
+    Raises:
+        RecordingError: none are, or something that is no rank.
+    """
+    if ranks is None:
+        return None
+    how = "ranks=[0, 3] reads these only, ranks=None all"
+    try:
+        found = [operator.index(one) for one in ranks] if isinstance(ranks, Iterable) else [operator.index(ranks)]
+    except TypeError:
+        raise RecordingError(f"ranks={ranks!r:.40} are no numbers of ranks; {how}") from None
+    if not found:
+        raise RecordingError(f"ranks={ranks!r:.40} asks for no rank; {how}")
+    return found
 
 
 def named(ranks: Iterable[int]) -> str:

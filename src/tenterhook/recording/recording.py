@@ -21,7 +21,7 @@ from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
-from tenterhook.recording.rank_ends import told_of_unclosed
+from tenterhook.recording.rank_ends import chosen, told_of_unclosed
 from tenterhook.recording.saving import manifest_of_copy, without_keys
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
@@ -56,14 +56,14 @@ class Recording:
         self._still = False
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
+    def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | int | None = None) -> Recording:
         """Open a recording from its directory; the same as `tenterhook.open`.
 
         Raises:
             RecordingError: there is no such directory, it is not a recording, it is damaged, or of a newer major
-                version.
+                version; or `ranks` are none.
         """
-        return cls(DiskSource(Path(path), ranks))
+        return cls(DiskSource(Path(path), chosen(ranks)))
 
     @property
     def manifest(self) -> Manifest:
