@@ -180,3 +180,29 @@ def test_one_rank_is_asked_for_by_its_number(tmp_path: Path) -> None:
     for empty in ([], (), range(0), ""):
         with pytest.raises(RecordingError, match="asks for no rank"):
             th.open(path, ranks=empty)  # type: ignore[arg-type]
+
+
+def test_a_value_of_several_ranks_is_printed_with_its_own(tmp_path: Path) -> None:
+    for name, world in (("a.thk", 2), ("b.thk", 1)):
+        rank = world - 1
+        sink = DiskSink(tmp_path / name, Manifest(rank=rank, world=world), rank=rank, budget=None)
+        sink.write_values(values_batch(value(1, 0, nan_count=3)))
+        close(sink, rank, world)
+    first = th.open(tmp_path / "a.thk").first_nonfinite()
+    assert first is not None and repr(first).startswith(f"{first.address} of rank 1 ")
+    assert repr(first) in str(th.open(tmp_path / "a.thk"))
+    assert " of rank " not in repr(th.open(tmp_path / "b.thk").first_nonfinite())
+
+
+def test_of_a_recording_without_an_end_the_steps_that_ran_are_told(tmp_path: Path, nobody: int) -> None:
+    path = tmp_path / "a.thk"
+    sink = write_rank(path, 0, 1, 3)
+    assert "VERDICT 3 steps" in words(tenterhook("show", str(path)).out)
+    kill(sink, 0, os.getpid(), signed=14)
+    assert "VERDICT 3 of 14 steps" in words(tenterhook("show", str(path)).out)
+    recording = th.open(path)
+    assert "3 of 14 steps" in str(recording)
+    kill(sink, 0, nobody, signed=20)
+    recording.refresh()
+    assert recording.manifest.steps == 20 and "3 of 20 steps" in words(tenterhook("show", str(path)).out)
+    close(sink, 0, 1)

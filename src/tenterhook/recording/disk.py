@@ -31,7 +31,7 @@ from tenterhook.recording.source import (
     with_rank,
 )
 from tenterhook.recording.tail import StreamTail
-from tenterhook.recording.target import RANK_FOLDER
+from tenterhook.recording.target import RANK_FOLDER, signed_steps
 from tenterhook.recording.tensors import TensorStore
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class DiskSource:
         self._manifests = manifests
         self._ends = _ends(manifests)
         self._manifest = _merge(manifests, all_ranks=self._wanted is None)
+        if not self._manifest.complete:  # of one that has no end the steps signed for are known to have run
+            self._manifest.steps = max(self._manifest.steps, *map(signed_steps, folders.values()), 0)
         self.look()
 
     @property
