@@ -14,6 +14,7 @@ from tenterhook.calls import LiveCall, Watched
 from tenterhook.native import measured_by
 from tenterhook.recording.blocks import CallBlock, ValueBlock
 from tenterhook.recording.memory import Alias
+from tenterhook.recording.refused import not_kept, plain_array
 from tenterhook.recording.sink import Sink
 from tenterhook.tracker import Tracker
 
@@ -155,9 +156,9 @@ class RowCapture:
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
             block.table.add(
                 (row, site, seq, call.backward_seq, call.step, call.number, "backward", call.pass_number,
-                 shape, shard, dtype, device, key, why or note)
+                 shape, shard, dtype, device, key, _both(why, note))
                 if backward else
-                (row, site, seq, call.seq, call.step, call.number, call.phase, 0, shape, shard, dtype, device, key, why or note)
+                (row, site, seq, call.seq, call.step, call.number, call.phase, 0, shape, shard, dtype, device, key, _both(why, note))
             )  # fmt: skip
             self._values_recorded += 1
         if self._listener is not None:
@@ -178,7 +179,7 @@ class RowCapture:
             block, row = self._next_row()
             why = self._backend.measure(tensor, block.buffer, row) if self._measures else None
             block.table.add(
-                (row, site, seq, None, step, None, None, None, shape, shard, dtype, device, key, why or note)
+                (row, site, seq, None, step, None, None, None, shape, shard, dtype, device, key, _both(why, note))
             )  # fmt: skip
             self._values_recorded += 1
 
@@ -217,11 +218,15 @@ class RowCapture:
         """Take loss scaling out of a gradient and keep the tensor, where that is wanted; returns tensor, key and note."""
         if self._options.scaler is not None and kind in _GRADIENTS:
             tensor, unscaled = self._unscale(tensor)
-            note = unscaled if note is None or unscaled is None else f"{note}; {unscaled}"
+            note = _both(note, unscaled)
         key = None
         if watched.keep:
+            try:
+                kept = self._kept(tensor)
+            except Exception as refusal:  # broad: a class of tensors, which may be the user's, refuses in its own way
+                return tensor, None, _both(note, not_kept(tensor, refusal))
             key = str(seq)
-            if not self._sink.write_tensor(key, self._kept(tensor)):
+            if not self._sink.write_tensor(key, kept):
                 key = None  # over budget, or the disk is full: the manifest says so
         return tensor, key, note
 
@@ -232,7 +237,7 @@ class RowCapture:
             version = backend.version(reference)
             return Alias(reference, lambda: backend.version(reference) != version)
         kept = backend.keep(tensor, options.tensors_dtype)
-        return backend.to_numpy(kept) if options.to_numpy else kept
+        return plain_array(backend.to_numpy(kept)) if options.to_numpy else kept
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def flush(self, *, wait: bool = True) -> bool:
@@ -293,3 +298,8 @@ class RowCapture:
         self._lock = threading.RLock()
         if self._engine is not None:
             self._engine.acquire, self._engine.release = self._lock.acquire, self._lock.release
+
+
+def _both(first: str | None, second: str | None) -> str | None:
+    """Put two notes on one value together."""
+    return f"{first}; {second}" if first and second else first or second

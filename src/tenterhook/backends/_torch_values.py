@@ -15,6 +15,7 @@ from tenterhook.backends import Summary
 from tenterhook.backends import _torch_device as devices
 from tenterhook.backends import _torch_shards as shards
 from tenterhook.backends._torch_unseen import hiding
+from tenterhook.errors import UnsupportedError
 from tenterhook.stats import DTYPE_CODES, GROUP_SKETCH, THREADED_NUMEL, RowBuffer, set_threads
 
 __all__ = ["DTYPE_NAMES", "PLAIN", "TensorValues"]
@@ -132,6 +133,8 @@ class TensorValues:
         if shards.is_dtensor(tensor):
             tensor = shards.local_part(tensor)
         with self.untracked(), _AS_IT_IS if type(tensor) in PLAIN else torch._C.DisableTorchFunctionSubclass():
+            if (reason := _why_no_copy(tensor)) is not None:
+                raise UnsupportedError(reason)
             plain = tensor.detach()
             if dtype is not None and plain.is_floating_point() and not plain.is_quantized and not plain.is_meta:
                 return plain.to("cpu", getattr(torch, dtype), copy=True)
@@ -143,6 +146,8 @@ class TensorValues:
         return tensor.detach()  # shares the count of changes, too
 
     def to_numpy(self, kept: torch.Tensor) -> Any:
+        if (reason := _why_no_array(kept)) is not None:
+            raise UnsupportedError(reason)
         if kept.layout is not torch.strided or kept.is_quantized:
             kept = kept.dequantize() if kept.is_quantized else kept.to_dense()
         name = DTYPE_NAMES.get(kept.dtype, "")
@@ -150,12 +155,10 @@ class TensorValues:
         try:
             return kept.numpy()
         except TypeError:  # dtypes that NumPy lacks travel as their bytes
-            return (
-                kept.contiguous()
-                .view(torch.uint8 if kept.itemsize == 1 else torch.int16)
-                .numpy()
-                .view(getattr(ml_dtypes, name))
-            )
+            dtype = getattr(ml_dtypes, name, None)
+            if dtype is None:
+                raise UnsupportedError(f"NumPy has no dtype {name or kept.dtype}") from None
+            return kept.contiguous().view(torch.uint8 if kept.itemsize == 1 else torch.int16).numpy().view(dtype)
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
         if shards.is_dtensor(tensor):
@@ -214,13 +217,37 @@ def _why_no_values(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "quantised tensor: no statistics"
     try:
-        storage, end = tensor.untyped_storage(), _end(tensor)
-        there = end == 0 or (storage.nbytes() > 0 and tensor.data_ptr() != 0)
-        if there and storage.nbytes() < end:
+        there = _has_storage(tensor)
+        if there and _is_cut_short(tensor):
             return f"{type(tensor).__name__}: its storage has been made smaller than it is"
     except RuntimeError as error:  # NotImplementedError is one
         return f"{type(tensor).__name__}: no statistics ({str(error).splitlines()[0]})"
     return None if there else f"{type(tensor).__name__}: no storage of its own"
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return _end(tensor) == 0 or (tensor.untyped_storage().nbytes() > 0 and tensor.data_ptr() != 0)
+
+
+def _is_cut_short(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() < _end(tensor)
+
+
+def _why_no_copy(tensor: torch.Tensor) -> str | None:
+    """Say why a plain tensor has no values to copy any more: torch would read past the end of its memory."""
+    if type(tensor) not in PLAIN or tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+        return None
+    if tensor._is_zerotensor() or not _is_cut_short(tensor):
+        return None
+    return "its storage was let go" if not _has_storage(tensor) else "its storage has been made smaller than it is"
+
+
+def _why_no_array(tensor: torch.Tensor) -> str | None:
+    if tensor.is_meta:
+        return "meta tensor has no data"
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return "fake tensor has no data"
+    return "nested tensor has no array of one shape" if tensor.is_nested else None
 
 
 def _end(tensor: torch.Tensor) -> int:

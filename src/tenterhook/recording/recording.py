@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tenterhook.errors import AmbiguousError, NotRecordedError, RecordingError, SelectionError
-from tenterhook.recording import converters, query
+from tenterhook.recording import query
 from tenterhook.recording.call import Call, call_from_row
 from tenterhook.recording.coverage import Coverage, coverage_of
 from tenterhook.recording.describe import describe
@@ -22,10 +22,10 @@ from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
 from tenterhook.recording.rank_ends import chosen, told_of_unclosed
-from tenterhook.recording.saving import manifest_of_copy, without_keys
+from tenterhook.recording.saving import manifest_of_copy, store, without_keys
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
-from tenterhook.recording.value import Value, value_from_row
+from tenterhook.recording.value import STALE, Value, value_from_row
 from tenterhook.recording.view import ModuleView
 from tenterhook.recording.writer import DiskSink
 
@@ -281,11 +281,12 @@ class Recording:
         sink = DiskSink(Path(path), copy, rank=copy.rank, overwrite=overwrite)
         for batch in calls.to_batches():
             sink.write_calls(batch)
-        stale = sorted(named.keys() - set(keys)) if self.path is None else []
-        if stale:
-            values = without_keys(values, stale)
+        notes = dict.fromkeys(sorted(named.keys() - set(keys)), STALE) if self.path is None else {}
         for key in keys:
-            sink.write_tensor(key, converters.to_numpy(self._source.tensor(key, ranks[0])))
+            if (why := store(sink, key, self._source.tensor(key, ranks[0]))) is not None:
+                notes[key] = why
+        if notes:
+            values = without_keys(values, notes)
         for batch in values.to_batches():
             sink.write_values(batch)
         sink.close(copy, self._source.table("modules"))

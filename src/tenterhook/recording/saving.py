@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
-from tenterhook.recording.value import STALE
+from tenterhook.recording.refused import not_kept, plain_array
 
 if TYPE_CHECKING:
     from tenterhook.recording.recording import Recording
+    from tenterhook.recording.writer import DiskSink
 
-__all__ = ["manifest_of_copy", "without_keys"]
+__all__ = ["manifest_of_copy", "store", "without_keys"]
 
 
 def manifest_of_copy(recording: Recording, *, lost: int) -> Manifest:
@@ -36,12 +37,28 @@ def manifest_of_copy(recording: Recording, *, lost: int) -> Manifest:
     return copy
 
 
-def without_keys(values: pa.Table, stale: list[str]) -> pa.Table:
-    """Take out the keys of tensors that are no longer what was seen, and say so."""
+def store(sink: DiskSink, key: str, tensor: Any) -> str | None:
+    """Write a tensor of a recording in memory; gives why that cannot be, where it cannot."""
+    try:
+        array = plain_array(converters.to_numpy(tensor))
+    except Exception as refusal:  # broad: a class of tensors, which may be the user's, refuses in its own way
+        return not_kept(tensor, refusal)
+    sink.write_tensor(key, array)
+    return None
+
+
+def without_keys(values: pa.Table, notes: dict[str, str]) -> pa.Table:
+    """Take out the keys of tensors that cannot be stored or are no longer what was seen, and say so.
+
+    Args:
+        values: rows of the table `values`.
+        notes: key -> why.
+    """
     column, note = values.column_names.index("tensor"), values.column_names.index("note")
-    compute: Any = pc  # its functions are made at import, unseen by type checkers
-    gone = compute.is_in(values["tensor"], value_set=pa.array(stale, pa.string()))
-    keys = compute.if_else(gone, pa.scalar(None, pa.string()), values["tensor"])
-    notes = compute.if_else(gone, pa.scalar(STALE), values["note"].cast(pa.string()))
-    values = values.set_column(column, values.schema.field(column), keys)
-    return values.set_column(note, values.schema.field(note), notes.cast(values.schema.field(note).type))
+    before = zip(values["tensor"].to_pylist(), values["note"].to_pylist(), strict=True)
+    said = ["; ".join(filter(None, (old, notes[key]))) if key in notes else old for key, old in before]
+    keys = [None if key in notes else key for key in values["tensor"].to_pylist()]
+    values = values.set_column(column, values.schema.field(column), pa.array(keys, values.schema.field(column).type))
+    return values.set_column(
+        note, values.schema.field(note), pa.array(said, pa.string()).cast(values.schema.field(note).type)
+    )

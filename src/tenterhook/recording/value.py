@@ -14,6 +14,7 @@ from tenterhook.address import Address, Kind, split_op
 from tenterhook.errors import AmbiguousError, NotRecordedError
 from tenterhook.recording import converters
 from tenterhook.recording.manifest import Manifest
+from tenterhook.recording.refused import NOT_KEPT
 from tenterhook.stats import STATISTICS
 
 __all__ = ["STALE", "Nested", "TensorSource", "Value", "gather", "tokens", "value_from_row"]
@@ -102,6 +103,8 @@ class Value:
     def _where_numbers_are(self) -> str:
         if self.stored:
             return "the tensor itself is .tensor"
+        if self.note and NOT_KEPT in self.note:
+            return f"{self.address} was recorded without its tensor ({self.note})"
         return f"{self.address} was recorded without its tensor: record(..., tensors=True) stores tensors"
 
     def _is_no_tensor(self, *_: object) -> NoReturn:
@@ -146,6 +149,8 @@ class Value:
             stopped = self.store.manifest.tensors_stopped or "the recording was cut off before it was written"
             raise NotRecordedError(f"the tensor of {self.address} was not stored: {stopped}")
         if self.key is None:
+            if self.note and NOT_KEPT in self.note:
+                raise NotRecordedError(f"{self.address} was recorded without its tensor ({self.note})")
             why = f" ({self.note})" if self.note else ""
             raise NotRecordedError(
                 f"{self.address} was recorded without its tensor{why}; record(..., tensors=True) stores tensors"
