@@ -79,6 +79,8 @@ def test_we_stand_between_the_launcher_and_the_script(
         (["--", "torchrun", "--nnodes", "2", "train.py"], "each of several nodes would find a name of its own"),
         (["torchrun", "train.py"], "there is no script 'torchrun'"),
         (["--", "mpirun", "python", "train.py"], "'mpirun' is a command"),
+        (["--", sys.executable, "-m", "torch.distributed.run", "train.py"], f"'{sys.executable}' is a command"),
+        ([sys.executable, "train.py"], f"'{sys.executable}' is a command"),
     ],
 )
 def test_what_cannot_be_launched(monkeypatch: pytest.MonkeyPatch, args: list[str], words: str) -> None:
@@ -87,6 +89,10 @@ def test_what_cannot_be_launched(monkeypatch: pytest.MonkeyPatch, args: list[str
     assert result.code == 2
     assert result.err.startswith(f"tenterhook: {words}")
     assert len(result.err.splitlines()) <= 3
+    if "is a command" in words:
+        assert (
+            "tenterhook record SCRIPT ARGS" in result.err and "tenterhook record -- torchrun ARGS SCRIPT" in result.err
+        )
 
 
 def test_a_launcher_that_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,31 @@ def test_it_needs_a_recording_that_stays(folder: Path, args: list[str]) -> None:
     assert done.returncode == 2 and "--resume goes on with a recording that is there" in done.stderr
 
 
-@pytest.mark.parametrize("step", ["-1", "train.py"])
-def test_it_needs_the_number_of_a_step(folder: Path, step: str) -> None:
-    done = record(folder, "-o", "a.thk", "--resume", step, "train.py")
-    assert done.returncode == 2 and "--resume" in done.stderr
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["-1", "train.py"],
+        ["train.py"],
+        ["train.py", "5"],
+        ["train.py", "--ckpt", "5.pt"],
+        ["train.py", "--ckpt=5.pt", "-x"],
+        ["--every", "5", "train.py"],
+    ],
+    ids=" ".join,
+)
+def test_it_needs_the_number_of_a_step(folder: Path, args: list[str]) -> None:
+    done = record(folder, "-o", "a.thk", "--resume", *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"tenterhook: --resume needs the number of the step that the script does first, not '{args[0]}'"
+    )
+
+
+def test_an_option_that_is_not_there_is_named_also_where_a_script_has_resume(folder: Path) -> None:
+    done = record(folder, "--ckpt", "train.py", "--resume", "last")
+    assert done.returncode == 2 and "--ckpt" in done.stderr and "number of the step" not in done.stderr
+    done = record(folder, "-o", "a.thk", "--resume", "5", "--ckpt", "train.py", "--resume", "last")
+    assert done.returncode == 2 and "--ckpt" in done.stderr and "number of the step" not in done.stderr
 
 
 def test_a_run_that_an_exception_ended_is_not_offered_for_deletion(folder: Path) -> None:

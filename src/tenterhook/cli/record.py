@@ -9,6 +9,8 @@ import shutil
 import sys
 import time
 import zipimport
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import click
 
 from tenterhook.address import ROOT, Kind
 from tenterhook.cli.group import Work, verbose_option
-from tenterhook.cli.launch import is_launcher, label_of, with_us_between
+from tenterhook.cli.launch import LAUNCHERS, is_launcher, label_of, with_us_between
 from tenterhook.cli.script import Target
 from tenterhook.errors import SelectionError
 from tenterhook.selection import check_patterns
@@ -80,12 +82,50 @@ def _rates(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     return {"**": rate, **by_pattern} if by_pattern else rate
 
 
+class _Step(click.ParamType[int]):
+    """The number of a step; what stands in its place where it was forgotten is named as what it is."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        if not _is_number(str(value)):
+            raise click.UsageError(_no_step(str(value)), ctx)
+        return int(value)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def _no_step(word: str) -> str:
+    return (
+        f"--resume needs the number of the step that the script does first, not {word!r}\n"
+        "write it behind: tenterhook record --to runs/NAME.thk --resume 500 train.py"
+    )
+
+
+def _forgotten_step(args: Sequence[str]) -> str | None:
+    """Find what stands behind our own ``--resume`` in place of a number: click would go on behind it, among the script's options."""
+    for word, following in pairwise([*args, ""]):
+        if word == "--resume" and not _is_number(following):
+            return following
+    return None
+
+
 class _RecordCommand(click.Command):
     """Remembers whether ``--`` stood before the target, and our own options as they were typed: click's parser forgets both."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            at = next((at for at, word in enumerate(given) if word.startswith(error.option_name)), len(given))
+            word = _forgotten_step(given[:at])
+            if word is None:
+                raise
+            raise click.UsageError(_no_step(word), ctx) from error
         target = ctx.params.get("target") or ()
         before = given[: len(given) - len(target)]
         ctx.meta[_DASHES] = before[-1:] == ["--"]
@@ -106,7 +146,7 @@ class _RecordCommand(click.Command):
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there already.")
 @click.option(
     "--resume",
-    type=click.IntRange(min=0),
+    type=_Step(),
     metavar="STEP",
     help="Go on with the recording at --to: the script starts from its own checkpoint, and this is the number of the step that it "
     "does first. What was recorded of that and later steps is replaced.",
@@ -282,6 +322,8 @@ def _check_file(path: Path) -> None:
             head = file.read(4)
     except OSError as error:
         raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if path.name.startswith("python") and path.suffix != ".py" and os.access(path, os.X_OK):
+        raise click.UsageError(_no_command(str(path)))
     if head[:4] == b"\x7fELF" or (b"\0" in head and path.suffix != ".pyc" and not _is_archive(path)):
         raise click.UsageError(f"{path} is not a Python program")
 
@@ -319,7 +361,8 @@ def _no_command(name: str) -> str:
         return f"there is no script {name!r}\nto record what it starts, write '--' before it: tenterhook record -- {name} ..."
     return (
         f"{name!r} is a command; only Python scripts and modules can be recorded, and what torchrun starts\n"
-        f"record the script itself: tenterhook record SCRIPT ARGS, or its module: tenterhook record -m MODULE ARGS"
+        f"record the script itself: tenterhook record SCRIPT ARGS, or its module: tenterhook record -m MODULE ARGS\n"
+        f"several processes: tenterhook record -- {LAUNCHERS[0]} ARGS SCRIPT, in place of python -m torch.distributed.run"
     )
 
 
