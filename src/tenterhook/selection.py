@@ -279,7 +279,7 @@ def _ask(predicate: Predicate, entry: Entry) -> bool:
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(  # pyright: ignore[reportAttributeAccessIssue]
-                f"raised by the predicate of a selection, asked about {entry.path or ROOT!r}"
+                f"raised by the predicate of a selection, called with (path, module) for {entry.path or ROOT!r}"
             )
         raise
 

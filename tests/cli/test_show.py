@@ -390,3 +390,18 @@ def test_colour_is_for_terminals_only(net: Path, monkeypatch: pytest.MonkeyPatch
     coloured = printed(FORCE_COLOR="1", TERM="xterm-256color")
     assert "\x1b[32m" in coloured
     assert "\x1b[3" not in printed(NO_COLOR="1")
+
+
+@pytest.mark.parametrize("asked", ["1:0", "0,3:3"])
+def test_no_rank_at_all_is_refused(tmp_path: Path, asked: str) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {0: {}}, 1: {0: {}}})
+    found = show(str(path), "--ranks", asked)
+    assert (found.code, found.out) == (2, "")
+    assert f"there is no rank in '{asked[-3:]}'" in found.err and "0,3 or 0:8" in found.err
+
+
+def test_a_rank_that_is_not_read_is_not_shown(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.thk", {0: {0: {}}, 1: {0: {}}})
+    found = show(str(path), "--ranks", "1", "--rank", "0")
+    assert found.code == 2 and "--rank 0 is not among --ranks" in found.err
+    assert show(str(path), "--ranks", "1,0", "--rank", "0").code == 0

@@ -163,7 +163,7 @@ def test_a_rank_that_died_leaves_the_others_whole(tmp_path: Path) -> None:
         else:
             sink.flush()
     recording = open_recording(tmp_path / "a.thk")
-    assert not recording.manifest.complete and recording.manifest.partial == "only 2 of 3 ranks are there"
+    assert not recording.manifest.complete and recording.manifest.partial == "rank 2 of 3 is missing"
     assert recording.table("values").num_rows == 20
     one, other = (open_recording(tmp_path / "a.thk", ranks=[rank]) for rank in (0, 1))
     assert one.manifest.complete and one.manifest.partial is None and not other.manifest.complete

@@ -225,4 +225,4 @@ def test_a_copy_of_one_rank_keeps_its_number(tmp_path: Path) -> None:
     th.open(tmp_path / "a.thk", ranks=[2]).save(tmp_path / "b.thk")
     copy = th.open(tmp_path / "b.thk")
     assert copy.ranks == [2] and copy.steps == [2]
-    assert copy.manifest.partial == "only 1 of 3 ranks are there" and not copy.manifest.complete
+    assert copy.manifest.partial == "ranks 0, 1 of 3 are missing" and not copy.manifest.complete

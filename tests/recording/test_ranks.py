@@ -130,6 +130,7 @@ def test_a_rank_that_is_killed_leaves_the_data_of_the_others_whole(tmp_path: Pat
     torchrun(2, str(PROGRAM), "killed", str(tmp_path), fails=True)
     recording = th.open(tmp_path / "ddp.thk")
     assert not recording.manifest.complete
+    assert recording.unclosed[1] in [f"was never closed: killed in step {step} or soon after" for step in (1, 2)]
     rows = recording.query("select rank, step, count(*) n from calls where step < 2 group by all").to_pylist()
     assert {(row["rank"], row["step"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len({row["n"] for row in rows}) == 1

@@ -64,6 +64,7 @@ def test_the_first_producer_is_named_and_nobody_else(name: str) -> None:
     assert found.first is not None
     assert (found.first.address, found.first.counts) == (address, counts)
     assert found.first.origin.startswith(BORN_HERE["output"])
+    assert ("did not reach" in found.first.origin) == bool(net(x).isfinite().all())
 
 
 def test_what_was_repaired_did_not_reach_the_output() -> None:
@@ -75,6 +76,9 @@ def test_what_was_repaired_did_not_reach_the_output() -> None:
         "select nan_count, posinf_count, neginf_count from values where path = '' and kind = 'output'"
     ).to_pylist()
     assert list(row.values()) == [0, 0, 0]
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.address == "0:output#0@0"
+    assert found.first.origin.endswith("; it did not reach the model's output")
     touched = rec.query("select distinct path from values where nan_count > 0 and kind = 'output'").to_pylist()
     assert touched == [{"path": "0"}]
 
@@ -108,7 +112,7 @@ def test_a_module_whose_whole_output_is_a_mask_is_told_with_that_doubt() -> None
         net(torch.tensor([[1.0, 2.0]]))
     found = find_nonfinite(rec.recording, several=False)
     assert found.first is not None and found.first.address == "0:output#0@0"
-    assert found.first.origin.endswith("-inf alone may be a mask that it makes")
+    assert found.first.origin.endswith("-inf alone may be a mask that it makes; it did not reach the model's output")
 
 
 def test_a_nan_of_the_backward_pass_is_named_with_the_module_and_its_function() -> None:
@@ -130,3 +134,28 @@ def test_a_nan_of_the_backward_pass_is_named_with_the_module_and_its_function() 
     ).to_pylist()
     # what came to sqrt's output is a finite 0; what left it, to the module before, is NaN
     assert [(row["path"], row["nan_count"]) for row in gradients] == [("1/where", 0), ("1/sqrt", 0), ("0", 1)]
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.address == "0:grad_output#0@0"
+    assert found.first.origin == "what was recorded before it is finite: the gradient before it was that of 1/sqrt"
+
+
+@pytest.mark.parametrize("kinds", [["output"], ["input", "output", "grad_output"]])
+def test_a_function_that_made_a_nan_is_named_with_what_came_before_it(kinds: list[str]) -> None:
+    """Row 55: what a function is given is not recorded, so nobody is told to ask for it; what came before it was finite."""
+    net = nn.Sequential(nn.Identity(), Fn(lambda x: torch.sqrt(x - 3)))
+    with th.record(net, kinds=kinds, ops=True, on_error="raise") as rec:
+        net(torch.ones(2))
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.address == "1/sqrt:output#0@0"
+    assert found.first.origin == "what was recorded before it is finite: the output before it was that of 1/sub"
+
+
+def test_what_may_have_happened_between_samples_is_said() -> None:
+    """Row 55, D: where the steps before the first that is not finite were not recorded it may have come from there."""
+    net = nn.Sequential(nn.Identity())
+    with th.record(net, every=4, on_error="raise") as rec:
+        for step in range(6):
+            net(torch.tensor([float("nan") if step > 1 else 1.0]))
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.step == 4
+    assert found.first.origin.endswith("; steps 1 to 3 before it were not recorded")

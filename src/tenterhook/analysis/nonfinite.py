@@ -151,17 +151,64 @@ def _first(recording: Recording, place: _Place, several: bool) -> FirstNonfinite
         place=format_place(path, op=op, model=row["model"] if several else None),
         step=step,
         rank=rank,
-        origin=_origin(recording, row)
-        + ("; -inf alone may be a mask that it makes" if list(counts) == ["-inf"] and not op else ""),
+        origin=_origin(recording, row, several=several)
+        + ("; -inf alone may be a mask that it makes" if list(counts) == ["-inf"] and not op else "")
+        + ("; it did not reach the model's output" if _was_repaired(recording, row) else "")
+        + _between_samples(recording, row),
     )
 
 
-def _origin(recording: Recording, row: dict[str, Any]) -> str:
+def _was_repaired(recording: Recording, row: dict[str, Any]) -> bool:
+    """Tell whether all that the model gave after a value of its forward, in the same step, is known to be finite."""
+    if row["kind"] not in ("input", "output") or not row["path"]:
+        return False
+    [given] = recording.query(
+        f"select count(*) n, count(*) filter (nan_count is null or {NOT_FINITE}) bad from values where path = '' "
+        f"and kind = 'output' and step = {int(row['step'])} and rank = {int(row['rank'])} and seq > {int(row['seq'])} "
+        f"and model = {_listed({row['model']})[1:-1]}"
+    ).to_pylist()
+    return bool(given["n"]) and not given["bad"]
+
+
+def _recorded_before(recording: Recording, row: dict[str, Any], *, several: bool) -> str:
+    """Name what came last before a value of the same step; in backward what ran later has its gradient earlier."""
+    before = recording.query(
+        f"select path, model from values where kind = '{row['kind']}' and step = {int(row['step'])} "
+        f"and rank = {int(row['rank'])} and seq < {int(row['seq'])} order by seq desc limit 1"
+    ).to_pylist()
+    words = "what was recorded before it is finite"
+    if not before:
+        return words
+    path, op = split_op(before[0]["path"] or "")
+    place = format_place(path, op=op, model=before[0]["model"] if several else None)
+    return f"{words}: {'the gradient' if row['kind'] == 'grad_output' else 'the output'} before it was that of {place}"
+
+
+def _between_samples(recording: Recording, row: dict[str, Any]) -> str:
+    """Say which steps right before that of a row were not recorded."""
+    [found] = recording.query(
+        f"select max(step) last from calls where step < {int(row['step'])} and rank = {int(row['rank'])}"
+    ).to_pylist()
+    begin, end = (-1 if found["last"] is None else found["last"]) + 1, row["step"] - 1
+    if begin > end:
+        return ""
+    return (
+        f"; step {begin} before it was not recorded"
+        if begin == end
+        else f"; steps {begin} to {end} before it were not recorded"
+    )
+
+
+def _origin(recording: Recording, row: dict[str, Any], *, several: bool) -> str:
     """Say whether a value arose in its module or came in with what that was given; rows before it are finite."""
     kind = row["kind"]
     source = _BROUGHT_IN_BY.get(kind)
-    if source is None or row["call_seq"] is None:
-        return _ORIGINS.get(kind, "what was recorded before it is finite")
+    if kind in _ORIGINS:
+        return _ORIGINS[kind]
+    if (
+        source is None or row["call_seq"] is None or split_op(row["path"] or "")[1]
+    ):  # what functions are given is not recorded
+        return _recorded_before(recording, row, several=several)
     [given] = recording.query(
         f"select count(*) n, count(*) filter (nan_count is null) unknown from values where kind = '{source}' "
         f"and rank = {int(row['rank'])} and call_seq = {int(row['call_seq'])}"

@@ -51,6 +51,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         tensor_types=tensor_types,
         graph_task=torch._C._current_graph_task_id,
         grads_on=torch.is_grad_enabled,
+        forward_ad_on=torch._C._is_fwd_grad_enabled,
         saved_hooks=top_saved_tensor_hooks,
         inference_on=torch.is_inference_mode_enabled,
         modes_on=torch._C._is_torch_function_mode_enabled,

@@ -17,6 +17,8 @@ from tenterhook.native import NATIVE
 __all__ = ["PostAccumulateTap", "ShardTap", "Tap", "differentiated", "tap_parameter", "tap_tensor"]
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_forward_ad_on: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+"""Off in the forward of an ``autograd.Function``, whose author may turn gradients themselves on again."""
 
 
 class _Port:
@@ -65,6 +67,20 @@ class _Port:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+
+class _NodePort(_Port):
+    """The one hook that we keep on an output of a node of the graph, for a tensor that is soon to be another node's."""
+
+    __slots__ = ("_output",)
+
+    def __init__(self, output: int) -> None:
+        super().__init__()
+        self._output = output
+
+    def __call__(self, gradients: Any) -> Any:
+        new = super().__call__(gradients[self._output])
+        return None if new is None else (*gradients[: self._output], new, *gradients[self._output + 1 :])
 
 
 _PORTS = (_Port,) if NATIVE is None else (_Port, NATIVE.Port)  # the native path makes those of plain outputs
@@ -133,6 +149,13 @@ def tap_tensor(tensor: torch.Tensor, fn: Callable[[Any], Any], module: Any, owne
         if torch.is_inference_mode_enabled():
             return "inference mode"
         return "requires_grad=False" if torch.is_grad_enabled() else "grad mode off"
+    if not _forward_ad_on() and not torch.is_inference_mode_enabled():
+        # In the forward of an autograd.Function: what it returns becomes the output of its node, with the hooks that are on
+        # it by then. These go by the old node, and with them all that anybody puts on the tensor later.
+        if tensor.grad_fn is not None:
+            return _insert(tensor, fn, module, owner, node=tensor.grad_fn)
+        if not torch.is_grad_enabled():
+            return "grad mode off"
     if module is None or not tensor._is_view() or not _has_plain_base(tensor):
         return _insert(tensor, fn, module, owner)
     behind = _Behind(tensor, fn)
@@ -158,17 +181,9 @@ def _insert(
     *,
     edits: bool = False,
     whole: bool = False,
+    node: Any = None,
 ) -> Tap:
-    hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
-    port: Any = None
-    if hooks:
-        for hook in hooks.values():
-            if isinstance(hook, _PORTS):
-                port = hook
-                break
-    if port is None:
-        port = _Port()
-        port.handle = tensor.register_hook(port)
+    port = _port_on(tensor) if node is None else _port_on_node(node, tensor.output_nr)
     if whole and port.parts is None:
         port.parts = Parts(tensor)
     taps = port.taps
@@ -186,6 +201,26 @@ def _insert(
             place -= 1
     taps.insert(place, tap)
     return tap
+
+
+def _port_on(tensor: torch.Tensor) -> Any:
+    hooks = tensor._backward_hooks  # None again after an in-place change: the new version has hooks of its own
+    if hooks:
+        for hook in hooks.values():
+            if isinstance(hook, _PORTS):
+                return hook
+    port = _Port()
+    port.handle = tensor.register_hook(port)
+    return port
+
+
+def _port_on_node(node: Any, output: int) -> _NodePort:
+    key = (_NodePort, output)
+    port = node.metadata.get(key)
+    if port is None or not port.taps:  # without taps it has been taken off
+        port = node.metadata[key] = _NodePort(output)
+        port.handle = node.register_prehook(port)
+    return port
 
 
 class _Behind:

@@ -13,6 +13,7 @@ from tenterhook.cli.envelope import print_json
 from tenterhook.cli.places import find
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording import Recording, open_recording
+from tenterhook.recording.rank_ends import named
 from tenterhook.recording.target import writers
 from tenterhook.reporters.text import Page, print_page
 
@@ -71,8 +72,8 @@ def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], 
     if rank is None:
         rank = ranks[0]
     elif rank not in ranks:
-        raise NotRecordedError(f"rank {rank} was not recorded; ranks {ranks[0]} to {ranks[-1]} were")
-    steps = steps_of(opened)
+        raise NotRecordedError(f"rank {rank} was not recorded; {named(ranks)} {'was' if len(ranks) == 1 else 'were'}")
+    steps = steps_of(opened, rank if chosen else None)
     running = [] if opened.manifest.complete or opened.path is None else writers(opened.path)
     if sites and step is None:
         rows = rows_of_sites(opened, sites, rank=rank)
@@ -96,6 +97,7 @@ def _page(opened: Recording, name: str, step: int | None, sites: Sequence[str], 
         sites=sites,
         running=running,
         ends=opened.ends,
+        unclosed=opened.unclosed,
     )
 
 

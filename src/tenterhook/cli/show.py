@@ -21,6 +21,8 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
         first, colon, end = part.strip().partition(":")
         if not (first.isascii() and first.isdigit()) or (colon and not (end.isascii() and end.isdigit())):
             raise click.BadParameter(f"{part.strip()!r} is no rank\nwrite ranks as 0,3 or 0:8", ctx, param)
+        if colon and int(first) >= int(end):
+            raise click.BadParameter(f"there is no rank in {part.strip()!r}\nwrite ranks as 0,3 or 0:8", ctx, param)
         found += range(int(first), min(int(end), 1 << 20)) if colon else [int(first)]
     return tuple(found)
 
@@ -78,7 +80,8 @@ def _sites(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @verbose_option
-def command(**options: Any) -> Work:
+@click.pass_context
+def command(ctx: click.Context, **options: Any) -> Work:
     """Show what was recorded: the verdict, what ran and what flowed through it, and what was not seen.
 
     RECORDING is a directory (NAME.thk), also one that is being written; or @0 for the newest one here or in ./runs (which is shown
@@ -89,4 +92,6 @@ def command(**options: Any) -> Work:
     tenterhook show --step 3 --site 'encoder.**'
     tenterhook show runs/a.thk --site fc:grad_output --as table
     """  # noqa: D301 - click's mark for lines that are not to be filled
+    if options["ranks"] is not None and options["rank"] not in (None, *options["ranks"]):
+        raise click.UsageError(f"--rank {options['rank']} is not among --ranks\nleave one of them out", ctx)
     return Work("tenterhook.cli.run_show:run", options)

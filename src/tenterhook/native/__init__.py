@@ -44,6 +44,7 @@ class FrameworkParts:
         tensor_types: exactly these are plain tensors.
         graph_task: number of the backward pass that runs, -1 outside of one.
         grads_on: whether gradients are tracked.
+        forward_ad_on: whether no ``autograd.Function`` of the user is being run forward.
         saved_hooks: the newest hooks on saved tensors, None without any.
         inference_on: whether inference mode is on.
         modes_on: whether something of the user's would see what is asked of a tensor.
@@ -62,6 +63,7 @@ class FrameworkParts:
     tensor_types: tuple[type, ...]
     graph_task: Any
     grads_on: Any
+    forward_ad_on: Any
     saved_hooks: Any
     inference_on: Any
     modes_on: Any
@@ -92,6 +94,7 @@ def new_engine(parts: FrameworkParts | None) -> Any:
     for name in (
         "graph_task",
         "grads_on",
+        "forward_ad_on",
         "saved_hooks",
         "inference_on",
         "modes_on",

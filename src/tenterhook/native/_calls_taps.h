@@ -356,6 +356,8 @@ static int tap_output(Engine *self, Call *call, PyObject *tensor, PyObject *modu
     if (!wants) return -1;
     Py_DECREF(wants);
     if (wants != Py_True) return count_reason(self, (Place *)call->watched);
+    int outside = asks(self->forward_ad_on); /* of a function of the user's own, which gives its outputs another node */
+    if (outside <= 0) return outside;
     PyObject *view = PyObject_CallFunctionObjArgs(self->is_view, tensor, NULL);
     if (!view) return -1;
     Py_DECREF(view);

@@ -21,7 +21,7 @@ class Coverage:
         selected: paths that were selected.
         fired: selected paths of which at least one forward call was recorded.
         missing: (path, reason) of each selected module that was not seen, or of which some kind was not.
-        told: which steps are missing, and what was changed so that the rest could be seen, as sentences.
+        told: which ranks were killed, which steps are missing, and what was changed so that the rest could be seen, as sentences.
     """
 
     modules: int
@@ -36,11 +36,11 @@ class Coverage:
         return not self.missing
 
     def __str__(self) -> str:
-        if not self.modules:
-            return "nothing is known of the modules: the recording was not finished"
         return "\n".join([self._counted(), *self.told])
 
     def _counted(self) -> str:
+        if not self.modules:
+            return "nothing is known of the modules: the recording was not finished"
         counts = f"{len(self.fired)} of {len(self.selected)} selected modules were seen"
         if not self.missing:
             return counts if len(self.fired) == len(self.selected) else f"{counts}, no reason is known for the others"

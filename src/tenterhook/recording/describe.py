@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tenterhook.recording.rank_ends import told_of_unclosed
+
 if TYPE_CHECKING:
     from tenterhook.recording.recording import Recording
 
@@ -27,5 +29,6 @@ def describe(recording: Recording) -> str:
         f"  {steps}{ranks}, {seen['n']:,} values of {seen['modules']:,} modules and functions",
         f"  {f'first not finite: {first!r}' if first is not None else f'values: {finite}' if seen['measured'] else 'no statistics'}",
         f"  {end}" + (f", ended by {manifest.error}" if manifest.error else ""),
+        *(f"  {words}" for words in told_of_unclosed(recording.unclosed)),
     ]
     return "\n".join([*lines, f"  partial: {manifest.partial}"] if manifest.partial else lines)

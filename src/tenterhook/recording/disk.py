@@ -17,6 +17,7 @@ from tenterhook.recording.files import RankFiles, load_manifest, part_number, pl
 from tenterhook.recording.manifest import MANIFEST_NAME, Manifest
 from tenterhook.recording.nonfinite import first_in_files, first_in_rows
 from tenterhook.recording.parts import check_ends, parquet_rows, small_table, stream_rows
+from tenterhook.recording.rank_ends import missing, named, unclosed
 from tenterhook.recording.rows import MODULES_NAME
 from tenterhook.recording.source import (
     TABLES,
@@ -30,7 +31,7 @@ from tenterhook.recording.source import (
     with_rank,
 )
 from tenterhook.recording.tail import StreamTail
-from tenterhook.recording.target import RANK_FOLDER
+from tenterhook.recording.target import RANK_FOLDER, signed_steps
 from tenterhook.recording.tensors import TensorStore
 
 if TYPE_CHECKING:
@@ -71,14 +72,18 @@ class DiskSource:
         folders = _rank_folders(self._place)
         manifests = _manifests(self._place, folders, self._path)
         if self._wanted is not None:
-            missing = [rank for rank in self._wanted if rank not in folders]
-            if missing:
-                raise RecordingError(f"{self._path} has no rank {missing[0]}; it has {_span(sorted(folders))}")
+            absent = [rank for rank in self._wanted if rank not in folders]
+            if absent:
+                has = named(folders) if folders else "none"
+                raise RecordingError(f"{self._path} has no rank {absent[0]}; it has {has}")
             folders = {rank: folders[rank] for rank in sorted(set(self._wanted))}
             manifests = [one for one in manifests if one.rank in folders] or manifests
         self._folders = folders
+        self._manifests = manifests
         self._ends = _ends(manifests)
-        self._manifest = _merge(manifests, len(folders) if self._wanted is None else None)
+        self._manifest = _merge(manifests, all_ranks=self._wanted is None)
+        if not self._manifest.complete:  # of one that has no end the steps signed for are known to have run
+            self._manifest.steps = max(self._manifest.steps, *map(signed_steps, folders.values()), 0)
         self.look()
 
     @property
@@ -100,6 +105,16 @@ class DiskSource:
     def ends(self) -> dict[int, str]:
         """The exceptions that ended the ranks which are read, the earliest first."""
         return self._ends
+
+    @property
+    def unclosed(self) -> dict[int, str]:
+        """What is known of those of several ranks that were never closed and that nobody here writes (see `rank_ends`)."""
+        for _ in range(_TRIES):
+            try:
+                return unclosed(self._manifests, self._folders)
+            except FileNotFoundError:
+                self.look()
+        raise self._too_fast()
 
     @property
     def path(self) -> Path | None:
@@ -324,14 +339,12 @@ def _manifests(path: Path, folders: dict[int, Path], named: Path) -> list[Manife
     return [load_manifest(file) for file in found]
 
 
-def _merge(manifests: list[Manifest], folders: int | None) -> Manifest:
-    first = manifests[0]
+def _merge(manifests: list[Manifest], *, all_ranks: bool) -> Manifest:
+    first = msgspec.structs.replace(manifests[0])
     if len(manifests) > 1 or first.world > 1:
-        whole = folders is None or len(manifests) >= first.world
-        first.complete = whole and all(manifest.complete for manifest in manifests)
-        reasons = [_of_ranks(manifests, "partial")]
-        if not whole:
-            reasons.append(f"only {len(manifests)} of {first.world} ranks are there")
+        absent = missing(first.world, [manifest.rank for manifest in manifests]) if all_ranks else None
+        first.complete = absent is None and all(manifest.complete for manifest in manifests)
+        reasons = [_of_ranks(manifests, "partial"), absent]
         first.partial = "; ".join(filter(None, reasons)) or None
         first.error = "; ".join(f"rank {rank}: {words}" for rank, words in _ends(manifests).items()) or None
         first.tensors_stopped = _of_ranks(manifests, "tensors_stopped")
@@ -380,7 +393,3 @@ def _merge_modules(tables: list[pa.Table]) -> pa.Table:
             kept["selected"] = kept["selected"] or row["selected"]
             kept["reason"] = kept["reason"] or row["reason"]
     return table_of_rows(merged.values(), WRITTEN["modules"])
-
-
-def _span(ranks: list[int]) -> str:
-    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "none"

@@ -21,7 +21,7 @@ PLACES = (Path("runs"), Path())
 """Where recordings are looked for."""
 
 
-def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
+def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | int | None = None) -> Recording:
     """Open a recording from its directory. Imports no framework.
 
     Whatever is there is read: after a kill, all complete batches, and `recording.manifest.complete` is false; while it
@@ -29,11 +29,11 @@ def open_recording(path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
 
     Args:
         path: the directory, `NAME.thk`; or `@0` for the newest recording here or in `./runs`, `@1` for the one before.
-        ranks: read these processes only.
+        ranks: read these processes only, or this one.
 
     Raises:
         RecordingError: there is no such directory, it is not a recording, it is damaged, or written by a newer major
-            version.
+            version; or `ranks` are none.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise RecordingError(

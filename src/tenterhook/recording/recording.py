@@ -21,6 +21,7 @@ from tenterhook.recording.index import ModuleIndex
 from tenterhook.recording.manifest import Manifest
 from tenterhook.recording.merged import merge_shards
 from tenterhook.recording.naming import look_up
+from tenterhook.recording.rank_ends import chosen, told_of_unclosed
 from tenterhook.recording.saving import manifest_of_copy, store, without_keys
 from tenterhook.recording.sequences import Place, TensorSequence
 from tenterhook.recording.source import TABLES, Filters, Module, Source, filtered
@@ -55,14 +56,14 @@ class Recording:
         self._still = False
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> Recording:
+    def open(cls, path: str | os.PathLike[str], *, ranks: Sequence[int] | int | None = None) -> Recording:
         """Open a recording from its directory; the same as `tenterhook.open`.
 
         Raises:
             RecordingError: there is no such directory, it is not a recording, it is damaged, or of a newer major
-                version.
+                version; or `ranks` are none.
         """
-        return cls(DiskSource(Path(path), ranks))
+        return cls(DiskSource(Path(path), chosen(ranks)))
 
     @property
     def manifest(self) -> Manifest:
@@ -84,6 +85,15 @@ class Recording:
         if isinstance(self._source, DiskSource):
             return self._source.ends
         return {self.manifest.rank: self.manifest.error} if self.manifest.error else {}
+
+    @property
+    def unclosed(self) -> dict[int, str]:
+        """Of several ranks, those that were killed, and how far each came: `{1: "was never closed: killed in step 11 ..."}`.
+
+        Those that a process on this machine writes now are none of them; ranks that are not there at all are named by
+        `manifest.partial`.
+        """
+        return self._source.unclosed if isinstance(self._source, DiskSource) else {}
 
     @property
     def path(self) -> Path | None:
@@ -208,7 +218,7 @@ class Recording:
     @property
     def coverage(self) -> Coverage:
         """What was asked for, and what of it was seen."""
-        told = [*self.manifest.missing_steps, *self.manifest.told]
+        told = [*told_of_unclosed(self.unclosed), *self.manifest.missing_steps, *self.manifest.told]
         return coverage_of(self._source.table("modules").to_pylist(), several_models=len(self.models) > 1, told=told)
 
     def tensor(self, key: str, rank: int | None = None) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "has_begun",
     "publish",
     "rank_folder",
+    "reached",
     "refuse_taken",
     "sign",
     "sign_off",
@@ -42,6 +43,7 @@ __all__ = [
     "take_back",
     "take_over",
     "write_manifest",
+    "writer_of",
     "writers",
 ]
 
@@ -185,6 +187,20 @@ def signed_steps(folder: Path) -> int:
     return 0 if owner is None else owner.steps
 
 
+def reached(folder: Path, rank: int) -> int | None:
+    """Give the step in which a rank was when it was last heard of; None where it has no rows and has signed for no step.
+
+    Raises:
+        RecordingError: a file of it is damaged.
+    """
+    files = rank_files(folder, rank)
+    ends = {table: ends_of(files, table) for table in ("calls", "values")}
+    signed = signed_steps(folder)
+    if not signed and all(end["step"] < 0 for end in ends.values()):
+        return None
+    return max(step_reached(ends), signed)
+
+
 def take_back(made: list[Path]) -> None:
     """Remove the folders of a recording that could not be begun, the outermost first; what is not ours stays.
 
@@ -252,10 +268,7 @@ def _taken(target: Path, rank: int) -> str:
         manifest = load_manifest(target / MANIFEST_NAME)
         go_on = f"read it with 'tenterhook show {target}', go on with it (--resume STEP, resume=True), or choose another name"
         if not manifest.complete:
-            folder = rank_folder(target, rank)
-            files = rank_files(folder, rank)
-            reached = step_reached({table: ends_of(files, table) for table in ("calls", "values")})
-            step = max(reached, signed_steps(folder))
+            step = reached(rank_folder(target, rank), rank) or 0
             return f"{target} is unfinished, it was killed in step {step} or soon after; {go_on}"
         if manifest.error is not None:
             return f"{target} ended early, by {manifest.error:.80}; {go_on}"
@@ -309,6 +322,16 @@ def writers(target: Path) -> list[int]:
     """List the processes on this machine that write a recording now; those on others cannot be seen from here."""
     owners = (_claimed_by(folder) for folder in sorted(target.glob("rank-*")))
     return [one.pid for one in owners if one is not None and one.host == socket.gethostname() and _alive(one.pid)]
+
+
+def writer_of(folder: Path) -> tuple[str | None, bool]:
+    """Say who writes in a rank's folder: the machine, where it is another one, and whether it is a live process of this one."""
+    owner = _claimed_by(folder)
+    if owner is None:
+        return None, False
+    if owner.host != socket.gethostname():
+        return owner.host, False
+    return None, _alive(owner.pid)
 
 
 def _quiet_seconds(folder: Path) -> float:

@@ -179,7 +179,8 @@ class Value:
             return f"{self.path or '(root)'}:{self.kind}{self.slot}#{self.call}@{self.step}"
 
     def __repr__(self) -> str:
-        parts = [self.address, self.dtype or "?"]
+        rank = f" of rank {self.rank}" if "store" in self.__dict__ and self.store.manifest.world > 1 else ""
+        parts = [f"{self.address}{rank}", self.dtype or "?"]
         if self.shape is not None:
             parts.append("(" + ", ".join(map(str, self.shape)) + ")")
         statistics = self.statistics

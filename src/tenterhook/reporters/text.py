@@ -12,6 +12,7 @@ from tenterhook.address import ROOT
 from tenterhook.analysis.overview import Overview, Row
 from tenterhook.recording import Manifest
 from tenterhook.recording.coverage import Coverage
+from tenterhook.recording.rank_ends import told_of_unclosed
 from tenterhook.reporters.columns import STATISTICS_COLUMNS, Column, Line, Narrow, aligned
 from tenterhook.reporters.guides import draw_guides
 from tenterhook.reporters.numbers import plural
@@ -51,6 +52,7 @@ class Page:
         sites: the sites that were asked for; empty for all.
         running: the processes on this machine that write it now.
         ends: the exceptions that ended the processes, the earliest first.
+        unclosed: of several processes, those that were killed, and how far each came.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Page:
     sites: Sequence[str] = field(default=())
     running: Sequence[int] = field(default=())
     ends: Mapping[int, str] = field(default_factory=dict)
+    unclosed: Mapping[int, str] = field(default_factory=dict)
 
 
 def print_page(console: Console, page: Page, *, form: str = "tree", limit: int = 100, wide: bool = False) -> None:
@@ -122,14 +125,15 @@ def _print_verdict(console: Console, page: Page) -> None:
         state, style = "RUNNING", "bold cyan"
         which = ", ".join(map(str, page.running[:4])) + (", ..." if len(page.running) > 4 else "")
         rows.append(("why", f"process {which} is writing it; what had come by now is here"))
+        rows += _killed(page)
     elif not manifest.complete:
         state, style = "UNFINISHED", "bold yellow"
-        rows.append(
+        rows += _killed(page) or [
             (
                 "why",
                 "it was never closed: the run was killed, or goes on elsewhere; what had been written by then is here",
             )
-        )
+        ]
     elif manifest.partial:
         state, style = "PARTIAL", "bold yellow"
         rows.append(("why", manifest.partial))
@@ -162,12 +166,32 @@ def _print_verdict(console: Console, page: Page) -> None:
     facts(console, text, state, style, rows)
 
 
+def _killed(page: Page) -> list[tuple[str, str]]:
+    """Name those of several processes that were killed, or that are not there; where one was asked for, that one."""
+    own = {page.rank: page.unclosed[page.rank]} if page.chosen and page.rank in page.unclosed else {}
+    told = told_of_unclosed(own or page.unclosed)
+    others = len(page.unclosed) - len(own)
+    if own and others:
+        told.append(f"{plural(others, 'other rank')} {'was' if others == 1 else 'were'} never closed either")
+    reasons = [*told, page.manifest.partial]
+    return [("why", words) for words in reasons if words]
+
+
 def _ended(page: Page) -> list[tuple[str, str]]:
-    """Say what ended the run; of several processes a line each, that which is shown first, then the earliest."""
+    """Say what ended the run; of several processes a line each, the earliest first; where one was asked for, of that alone."""
     error = page.manifest.error
     if len(page.ranks) < 2 or not page.ends:
         return [("ended", f"by {error}")] if error else []
-    ranks = sorted(page.ends, key=lambda rank: not (page.chosen and rank == page.rank))
+    if page.chosen:
+        if page.rank in page.unclosed:
+            return []
+        own = page.ends.get(page.rank)
+        what = f"by {own}" if own is not None else "goes on, or came to its end" if page.running else "came to its end"
+        others = len(page.ends) - (own is not None)
+        return [
+            ("ended", f"rank {page.rank} {what}" + (f"; {plural(others, 'other rank')} ended early" if others else ""))
+        ]
+    ranks = list(page.ends)
     rows = [("ended", f"rank {rank} by {page.ends[rank]}") for rank in ranks[:_LISTED]]
     return [*rows, ("", f"and {plural(len(ranks) - _LISTED, 'more rank')}")] if len(ranks) > _LISTED else rows
 
@@ -199,7 +223,7 @@ def _run(manifest: Manifest) -> str:
 def _cover(page: Page) -> str:
     coverage = page.coverage
     if not coverage.modules:
-        return "what was not seen is told when the run has ended" if page.running else str(coverage)
+        return "what was not seen is told when the run has ended" if page.running else str(coverage).partition("\n")[0]
     return covered(len(coverage.fired), len(coverage.selected), coverage.missing)
 
 
