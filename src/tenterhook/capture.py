@@ -53,6 +53,7 @@ class Capture:
         self.tracker = Tracker(backend, on_step_begin, partial(self._step_ended, on_step_end))
         self.watched: list[Watched] = []
         self.failure: str | None = None  # why the capture stopped before its end
+        self.stopped: str | None = None  # the same, where the session went on: what came then was not seen
         self.raised: str | None = None  # the class of the exception that ended the session
         self.outputs_unseen: dict[tuple[str, str], str] = {}  # model and path -> what is said of them
         self._closed, self._hook_ns = False, 0
@@ -180,6 +181,7 @@ class Capture:
         """Give up, keeping what has been recorded."""
         if self.failure is None:
             self.failure = reason
+            self.stopped = None if self.closed else (reason.splitlines() or [""])[0]
             self.closed = True
             try:
                 self.detach()
@@ -358,18 +360,18 @@ class Capture:
     def abandon_open_calls(self, error: BaseException | None) -> None:
         """Record the calls that never came to their end (an interrupt goes past all hooks)."""
         text = "did not end" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-        self._never_ended(self.tracker.abandon(), text)
+        self._never_ended(self.tracker.abandon(), None if self.stopped else text)  # once stopped, nobody saw the ends
 
     def _record_stale(self) -> None:
         self._never_ended(self.tracker.take_stale(), "did not end")
 
-    def _never_ended(self, calls: Iterable[LiveCall], text: str) -> None:
+    def _never_ended(self, calls: Iterable[LiveCall], text: str | None) -> None:
         for call in calls:
             aliases, call.aliases = call.aliases, None
             if aliases is not None:
                 aliases.drop()
             if call.recorded:
-                self.rows.call(call, self.tracker.now_ns(), text)
+                self.rows.call(call, None, text)
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def forked(self) -> None:

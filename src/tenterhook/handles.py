@@ -110,6 +110,7 @@ class HookSite:
         "left_alone",
         "live",
         "looked",
+        "midway",
         "parameter",
         "path",
         "reason",
@@ -135,6 +136,7 @@ class HookSite:
             int, weakref.ref[Any]
         ] = {}  # what it gave back as it was given it, where its code has no name
         self.live = True
+        self.midway = False  # whether its module was running when it was put on
         self.reason: str | None = None  # why it has not fired, where that is known
         self.parameter: Callable[[], Any] | None = None  # of a hook on a parameter: the one that it is on
         self.unfired = ""  # what to say where it has not fired and nothing else is wrong

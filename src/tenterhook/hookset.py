@@ -231,9 +231,11 @@ class HookSet(ProcessHooks):
         check_signature(fn, names, kind)
         fn = without_cycle(fn, [entry.module for entry in entries])
         handle = Handle(())
+        running = self._backend.running_modules()
         try:
             for entry in chosen:
                 site = HookSite(kind, entry.path, fn)
+                site.midway = any(one is entry.module for one in running)
                 site.attached(make(site).attach(entry.module, first=prepend))
                 handle.sites.append(site)
         except BaseException:

@@ -179,6 +179,7 @@ def modules_rows(
         weights,
         any(one.gradient_count for one in watched),
         capture.raised,
+        capture.stopped,
     )
     rows = []
     for one in [*watched, *added]:
@@ -251,6 +252,7 @@ class _Seen:
     weights: WeightUse | None
     gradients_came: bool
     raised: str | None
+    stopped: str | None  # why recording ended before the session did
 
 
 def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *, gone: bool) -> str | None:
@@ -265,6 +267,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
             return "left closed by fused='keep': a hook on it would end the fused path"
         if one.lost and not gone:
             return "hooks were removed by somebody else"
+        if seen.stopped and one.path not in seen.blind:
+            return f"not called before the recording stopped: {seen.stopped}"
         return why_never_called(one.path, seen.called, seen.blind, seen.weights)
     if one.recorded_count == 0:
         return _ELSEWHERE
@@ -272,6 +276,8 @@ def _reason(one: Watched, entry: Entry | None, seen: _Seen, capture: Capture, *,
     if ("grad_output" in kinds or "grad_input" in kinds) and one.gradient_count == 0:
         if one.no_gradient:
             return f"no gradient: {one.no_gradient.most_common(1)[0][0]}"
+        if seen.stopped:
+            return f"no gradient before the recording stopped: {seen.stopped}"
         if seen.gradients_came:
             return NO_GRADIENT_HERE
         return f"no gradient: {seen.raised} was raised before a backward pass" if seen.raised else NO_GRADIENT_YET

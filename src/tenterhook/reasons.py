@@ -28,6 +28,7 @@ ON_CALLS = frozenset({
 """The kinds of hooks that sit on a module's calls."""
 
 NO_GRADIENT_YET = "no gradient: no backward pass reached it"
+MIDWAY = "put on in the middle of a call of its module, which was not called since"
 NO_GRADIENT_HERE = "no gradient: not used by what was differentiated"
 
 
@@ -154,7 +155,8 @@ class SiteReasons:
         self._called = {
             site.path
             for site in sites
-            if site.kind in ON_CALLS and (site.fired or site.calls or (site.reason or "").startswith(_WAS_CALLED))
+            if site.kind in ON_CALLS
+            and (site.fired or site.calls or site.midway or (site.reason or "").startswith(_WAS_CALLED))
         }
         hooks_parameters = root is not None and any(site.parameter is not None for site in sites)
         self._parameters = {one.name: one.parameter for one in backend.parameters(root)} if hooks_parameters else None
@@ -184,4 +186,6 @@ class SiteReasons:
             return site.unfired or NO_GRADIENT_YET
         if site.calls:
             return NO_GRADIENT_HERE if self._passes else NO_GRADIENT_YET
+        if site.midway:
+            return MIDWAY
         return why_never_called(site.path, self._called, self._blind, self._weights)

@@ -109,14 +109,14 @@ class RowCapture:
         return ValueBlock(_BLOCK_ROWS, sketch=statistics and sketch, digest=statistics, after=after)
 
     # --- calls -----------------------------------------------------------------------------------------------------
-    def call(self, call: LiveCall, now: int, error: str | None) -> None:
-        """Record a call that has ended, at ``now`` by the tracker's clock."""
+    def call(self, call: LiveCall, now: int | None, error: str | None) -> None:
+        """Record a call that has ended, at ``now`` by the tracker's clock; None where nobody saw the end."""
         parent = call.parent
         self._add_call(
             (
                 call.watched.site(), call.seq, call.step, call.number, call.phase, 0, call.depth,
                 None if parent is None else parent.seq, None if call.forward is None else call.forward.seq,
-                call.thread, call.start_ns, None if error else now - call.start_ns, error, call.source,
+                call.thread, call.start_ns, None if error or now is None else now - call.start_ns, error, call.source,
             )
         )  # fmt: skip
         if self._listener is not None:
