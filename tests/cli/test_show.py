@@ -150,17 +150,6 @@ def test_where_the_first_value_that_is_not_finite_came_from(
     assert f" next    tenterhook show {path} --step 3 --site fc\n" in out
 
 
-@pytest.mark.parametrize("asked", [(), ("--rank", "1"), ("--ranks", "1"), ("--ranks", "1,2")])
-def test_the_rank_of_the_first_value_that_is_not_finite_is_named(tmp_path: Path, asked: tuple[str, ...]) -> None:
-    path = write_ranks(tmp_path / "a.thk", {0: {3: {}}, 1: {3: {"nan_count": 1}}, 2: {3: {}}})
-    out = show(str(path), *asked, width=400).out
-    assert " first ! fc:output#0@3 of rank 1 has 1 nan; " in out
-    assert f" next    tenterhook show {path} --rank 1 --step 3 --site fc\n" in out
-    rows = json.loads(show(str(path), "--rank", "1", "--step", "3", "--site", "fc", "--json").out)["data"]["rows"]
-    assert rows[0]["values"][0]["statistics"]["nan_count"] == 1
-    assert json.loads(show(str(path), "--json").out)["data"]["overview"]["first_nonfinite"]["rank"] == 1
-
-
 def test_of_one_rank_none_is_named(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "a.thk", {0: {3: {"nan_count": 1}}})
     out = show(str(path), width=400).out
@@ -390,18 +379,3 @@ def test_colour_is_for_terminals_only(net: Path, monkeypatch: pytest.MonkeyPatch
     coloured = printed(FORCE_COLOR="1", TERM="xterm-256color")
     assert "\x1b[32m" in coloured
     assert "\x1b[3" not in printed(NO_COLOR="1")
-
-
-@pytest.mark.parametrize("asked", ["1:0", "0,3:3"])
-def test_no_rank_at_all_is_refused(tmp_path: Path, asked: str) -> None:
-    path = write_ranks(tmp_path / "a.thk", {0: {0: {}}, 1: {0: {}}})
-    found = show(str(path), "--ranks", asked)
-    assert (found.code, found.out) == (2, "")
-    assert f"there is no rank in '{asked[-3:]}'" in found.err and "0,3 or 0:8" in found.err
-
-
-def test_a_rank_that_is_not_read_is_not_shown(tmp_path: Path) -> None:
-    path = write_ranks(tmp_path / "a.thk", {0: {0: {}}, 1: {0: {}}})
-    found = show(str(path), "--ranks", "1", "--rank", "0")
-    assert found.code == 2 and "--rank 0 is not among --ranks" in found.err
-    assert show(str(path), "--ranks", "1,0", "--rank", "0").code == 0
