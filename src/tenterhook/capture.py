@@ -180,13 +180,17 @@ class Capture:
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""
         if self.failure is None:
-            self.failure = reason
-            self.stopped = None if self.closed else (reason.splitlines() or [""])[0]
-            self.closed = True
+            self.see_no_more(reason)
             try:
                 self.detach()
             except Exception as error:  # whoever stops has met a fault already; what stays on does nothing any more
                 self.failure = f"{reason}; hooks could not be taken off: {type(error).__name__}: {error}"
+
+    def see_no_more(self, reason: str) -> None:
+        """Record nothing from now on; the hooks stay on and do nothing."""
+        self.failure = self.failure or reason
+        self.stopped = self.stopped or (None if self.closed else reason.partition("\n")[0])
+        self.closed = True
 
     def _give_up(self, error: Exception) -> None:
         first = self.failure is None

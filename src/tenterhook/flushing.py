@@ -68,9 +68,7 @@ def _run(ref: weakref.ref[Capture], stop: threading.Event, interval: float) -> N
                 told = ended
         except Exception as error:  # a fault of ours ends the recording, never the run
             # Hooks stay on and do nothing: to take them off from here would change tables that a call may be going through.
-            reason = f"{type(error).__name__}: {error}"
-            capture.failure, capture.stopped = capture.failure or reason, capture.stopped or reason.splitlines()[0]
-            capture.closed = True
+            capture.see_no_more(f"{type(error).__name__}: {error}")
             _log.warning("recording stopped by a fault in tenterhook; the run goes on", exc_info=error)
         del capture
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import tenterhook as th
 from tenterhook.errors import NotRecordedError
 from tenterhook.recording.writer import DiskSink
+from tests.odd_tensors import RefusesOperations, fake
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of (nested|Masked):UserWarning")
 
@@ -23,30 +24,9 @@ MEMORY, DISK = "memory", "disk"
 BOTH = (MEMORY, DISK)
 
 
-class RefusesDetach(Tensor):
-    """Refuses to be detached, as a class of the user's may."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, tensor: Tensor) -> Any:
-        return Tensor._make_subclass(cls, tensor)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise PermissionError("not this one\nnor any other")
-
-
 def ragged(layout: torch.layout, *, turned: bool = False) -> Tensor:
     tensor = torch.nested.nested_tensor([torch.ones(3, 4), torch.full((5, 4), torch.nan)], layout=layout)
     return tensor.transpose(1, 2) if turned else tensor
-
-
-def fake() -> Tensor:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty(3)
 
 
 def let_go(left: int) -> Tensor:
@@ -69,7 +49,11 @@ ODD: dict[str, tuple[Callable[[], Tensor], str, tuple[str, ...]]] = {
         (DISK,),
     ),
     "bits": (lambda: torch.zeros(3, dtype=torch.uint8).view(torch.bits8), "NumPy has no dtype bits8", (DISK,)),
-    "refuses": (lambda: RefusesDetach(torch.ones(3)), "RefusesDetach raised PermissionError: not this one", BOTH),
+    "refuses": (
+        lambda: RefusesOperations(torch.ones(3)),
+        "RefusesOperations raised PermissionError: not this one",
+        BOTH,
+    ),
     "let go": (lambda: let_go(0), "its storage was let go", BOTH),
     "cut short": (lambda: let_go(4096), "its storage has been made smaller than it is", BOTH),
 }

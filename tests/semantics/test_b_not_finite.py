@@ -159,3 +159,42 @@ def test_what_may_have_happened_between_samples_is_said() -> None:
     found = find_nonfinite(rec.recording, several=False)
     assert found.first is not None and found.first.step == 4
     assert found.first.origin.endswith("; steps 1 to 3 before it were not recorded")
+
+
+def test_a_function_that_makes_nan_of_a_mask_is_told_with_that_mask() -> None:
+    """Row 55: a row of attention that is masked all over; what came before holds -inf that are meant, and is not called finite."""
+    net = nn.Sequential(Fn(lambda x: torch.softmax(x.masked_fill(torch.ones(2, dtype=torch.bool), float("-inf")), -1)))
+    with th.record(net, ops=True, on_error="raise") as rec:
+        net(torch.ones(1, 2))
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.address == "0/softmax:output#0@0"
+    assert found.first.origin == (
+        "what was recorded before it is finite, but for masks: the output before it was that of 0/masked_fill"
+    )
+
+
+@pytest.mark.parametrize("kind", ["param_grad", "update"])
+def test_what_does_not_flow_names_nothing_before_it(kind: str) -> None:
+    """Row 55: gradients and updates of parameters have others before them, from which they did not come."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e38)
+    with th.record(net, kinds=[kind], on_error="raise") as rec:
+        (net(torch.ones(1, 2)).sum() * float("nan")).backward()
+        optimizer.step()
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and f":{kind}" in found.first.address
+    assert found.first.origin == "what was recorded before it is finite"
+
+
+def test_steps_of_which_only_parameters_were_recorded_count_as_recorded() -> None:
+    """Row 55: without calls, too, nobody is told that the steps before were not recorded."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with th.record(net, kinds=["param"], on_error="raise") as rec:
+        for step in range(4):
+            optimizer.zero_grad()
+            (net(torch.ones(1, 2)).sum() * (float("nan") if step == 1 else 1.0)).backward()
+            optimizer.step()
+    found = find_nonfinite(rec.recording, several=False)
+    assert found.first is not None and found.first.step in (1, 2)
+    assert found.first.origin == "the parameter itself is not finite"

@@ -19,6 +19,7 @@ from tenterhook.backends import _torch_device as devices
 from tenterhook.backends.torch import BACKEND, TorchBackend
 from tenterhook.stats import STATISTICS, describe, merge
 from tenterhook.stats.layout import COMPLEX32
+from tests.odd_tensors import RefusesOperations, fake
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is",  # torch compiles decompositions for forward mode with it
@@ -29,32 +30,11 @@ BASE = torch.arange(-30.0, 30.0).view(5, 3, 4)
 COMPLEX = torch.complex(BASE, BASE.flip(0))
 
 
-def fake() -> Tensor:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty(3)
-
-
 class Refuses(Tensor):
     """Refuses whatever is asked of it."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise PermissionError(func)
-
-
-class RefusesOperations(Tensor):
-    """Refuses whatever is done with it."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, tensor: Tensor) -> Any:
-        return Tensor._make_subclass(cls, tensor)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise PermissionError(func)
 
 

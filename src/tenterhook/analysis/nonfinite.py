@@ -127,8 +127,12 @@ def _handed_on(recording: Recording, paths: set[str], faults: set[str]) -> list[
     ).to_pylist()
 
 
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _listed(texts: set[str]) -> str:
-    return "(" + ", ".join("'" + text.replace("'", "''") + "'" for text in sorted(texts)) + ")"
+    return "(" + ", ".join(map(_quoted, sorted(texts))) + ")"
 
 
 _ORIGINS = {
@@ -136,6 +140,7 @@ _ORIGINS = {
     "param": "the parameter itself is not finite",
 }
 _BROUGHT_IN_BY = {"output": "input", "grad_input": "grad_output"}
+_FLOWS = {"output": "output", "grad_output": "gradient"}  # kinds that follow one another from place to place
 
 
 def _first(recording: Recording, place: _Place, several: bool) -> FirstNonfinite:
@@ -164,36 +169,44 @@ def _was_repaired(recording: Recording, row: dict[str, Any]) -> bool:
         return False
     [given] = recording.query(
         f"select count(*) n, count(*) filter (nan_count is null or {NOT_FINITE}) bad from values where path = '' "
-        f"and kind = 'output' and step = {int(row['step'])} and rank = {int(row['rank'])} and seq > {int(row['seq'])} "
-        f"and model = {_listed({row['model']})[1:-1]}"
+        f"and kind = 'output' and {_same_step(row)} and seq > {int(row['seq'])} and model = {_quoted(row['model'])}"
     ).to_pylist()
     return bool(given["n"]) and not given["bad"]
 
 
+def _same_step(row: dict[str, Any]) -> str:
+    return f"step = {int(row['step'])} and rank = {int(row['rank'])}"
+
+
 def _recorded_before(recording: Recording, row: dict[str, Any], *, several: bool) -> str:
-    """Name what came last before a value of the same step; in backward what ran later has its gradient earlier."""
-    before = recording.query(
-        f"select path, model from values where kind = '{row['kind']}' and step = {int(row['step'])} "
-        f"and rank = {int(row['rank'])} and seq < {int(row['seq'])} order by seq desc limit 1"
+    """Say that what came before a value in its step is finite, masks aside, and of what flows what came last.
+
+    In backward what ran later has its gradient earlier.
+    """
+    before = f"{_same_step(row)} and seq < {int(row['seq'])}"
+    [masks] = recording.query(f"select count(*) n from values where {before} and {NOT_FINITE}").to_pylist()
+    words = f"what was recorded before it is finite{', but for masks' if masks['n'] else ''}"
+    flow = _FLOWS.get(row["kind"])
+    last = recording.query(
+        f"select path, model from values where kind = '{row['kind']}' and {before} order by seq desc limit 1"
     ).to_pylist()
-    words = "what was recorded before it is finite"
-    if not before:
+    if flow is None or not last:
         return words
-    path, op = split_op(before[0]["path"] or "")
-    place = format_place(path, op=op, model=before[0]["model"] if several else None)
-    return f"{words}: {'the gradient' if row['kind'] == 'grad_output' else 'the output'} before it was that of {place}"
+    path, op = split_op(last[0]["path"] or "")
+    return f"{words}: the {flow} before it was that of {format_place(path, op=op, model=last[0]['model'] if several else None)}"
 
 
 def _between_samples(recording: Recording, row: dict[str, Any]) -> str:
     """Say which steps right before that of a row were not recorded."""
     [found] = recording.query(
-        f"select max(step) last from calls where step < {int(row['step'])} and rank = {int(row['rank'])}"
+        "select max(step) last from (select step, rank from calls union all select step, rank from values) "
+        f"where step < {int(row['step'])} and rank = {int(row['rank'])}"
     ).to_pylist()
     begin, end = (-1 if found["last"] is None else found["last"]) + 1, row["step"] - 1
     if begin > end:
         return ""
     return (
-        f"; step {begin} before it was not recorded"
+        f"; step {end} before it was not recorded"
         if begin == end
         else f"; steps {begin} to {end} before it were not recorded"
     )
@@ -202,12 +215,11 @@ def _between_samples(recording: Recording, row: dict[str, Any]) -> str:
 def _origin(recording: Recording, row: dict[str, Any], *, several: bool) -> str:
     """Say whether a value arose in its module or came in with what that was given; rows before it are finite."""
     kind = row["kind"]
-    source = _BROUGHT_IN_BY.get(kind)
     if kind in _ORIGINS:
         return _ORIGINS[kind]
-    if (
-        source is None or row["call_seq"] is None or split_op(row["path"] or "")[1]
-    ):  # what functions are given is not recorded
+    source = _BROUGHT_IN_BY.get(kind)
+    is_function = bool(split_op(row["path"] or "")[1])  # what functions are given is not recorded
+    if source is None or row["call_seq"] is None or is_function:
         return _recorded_before(recording, row, several=several)
     [given] = recording.query(
         f"select count(*) n, count(*) filter (nan_count is null) unknown from values where kind = '{source}' "
