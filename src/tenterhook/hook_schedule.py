@@ -23,6 +23,7 @@ class HookSchedule:
         sampling: which steps are recorded.
         parameters: gives what follows parameters and their gradients.
         whole: have hooks on all modules, wanted or not: a functional call's module has to be known.
+        rests: nobody else has anything to do at the end of a step that is not recorded, but to count it.
 
     Attributes:
         whole: hooks are on all modules.
@@ -36,11 +37,13 @@ class HookSchedule:
         parameters: Callable[[], Iterable[ParameterWatch]],
         *,
         whole: bool = False,
+        rests: bool = False,
     ) -> None:
         self._capture = capture
         self._sampling = sampling
         self._parameters = parameters
         self.whole = whole
+        self._rests = rests
         self._steps: tuple[int, ...] = (0,)
         self._wanted: list[int] = []  # those of them that are recorded
         self._paused = False
@@ -111,6 +114,7 @@ class HookSchedule:
 
         Most steps need what the one before has needed: then no module is looked at.
         """
+        self._capture.tracker.wake()
         self._steps = steps
         self._wanted = [step for step in steps if self._wants(step)]
         self._capture.active = bool(self._wanted)
@@ -126,6 +130,8 @@ class HookSchedule:
             changed = (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1])
             self._visit([kind for kind in self._kinds() if kind[0].every in changed])
         self._state, self._rates = state, rates
+        rests = self._rests and tracker.root_has_run and tracker.needs_root and not (self._wanted or self._paused)
+        tracker.rests_until = self._sampling.earliest(tracker.step) if rests else 0
 
     def _kinds(self) -> list[list[Watched]]:
         """Return the modules, those together of which the same holds on each step; looked up anew where there are others."""
@@ -152,7 +158,7 @@ class HookSchedule:
     def again(self) -> None:
         """The rates have changed."""
         self._state = self._grouped = None
-        self._put_on(*self._steps)
+        self._put_on(*(self._steps if self._between else (self._capture.tracker.step,)))
 
     def meet(self, watched: Watched) -> None:
         """Have hooks on a module that is new, or none, as the present step needs it."""

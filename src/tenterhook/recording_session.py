@@ -94,7 +94,9 @@ class RecordingSession:
             capture.around = self._ops.around
         if options.kinds & PARAMETER_KINDS:
             self._parameters.append(ParameterWatch(capture, model, self._watched))
-        self.schedule = HookSchedule(capture, self._sampling, lambda: self._parameters, whole=self._ops is not None)
+        self.schedule = HookSchedule(
+            capture, self._sampling, lambda: self._parameters, whole=self._ops is not None, rests=True
+        )
         if isinstance(self.sink, DiskSink) and self.sink.resumed is not None:
             self._go_on(self.sink.resumed)
         if self._sampling.by_pattern:

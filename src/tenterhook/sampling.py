@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -35,6 +36,7 @@ class Sampling:
             raise TenterhookError("every={} names no module\n  give a number, or patterns with a number each")
         self._rates = set(self.rates.values())
         self._steps = None if steps is None else _parts(steps)
+        self._ordered = [_in_order(part) for part in self._steps or ()]
         if self._steps is not None and not any(_fits(part, rate) for part in self._steps for rate in self._rates):
             raise TenterhookError(
                 f"steps={steps!r} with every={every!r} records nothing: no step fits both\n  leave one of the two out"
@@ -58,6 +60,13 @@ class Sampling:
             return False
         return any(step % every == 0 for every in self._rates)
 
+    def earliest(self, step: int) -> int:
+        """Return a step, this one or a later one, before which none is to be recorded; not always one that is."""
+        by_rate = min(step + -step % every for every in self._rates)
+        if self._steps is None:
+            return by_rate
+        return max(by_rate, min(_earliest(part, step) for part in self._ordered))
+
     def fits(self, step: int) -> frozenset[int]:
         """Return those of the rates that divide the number of a step."""
         return frozenset(every for every in self._rates if step % every == 0)
@@ -65,6 +74,17 @@ class Sampling:
     def use(self, rates: Iterable[int]) -> None:
         """Tell which rates the modules have, where patterns say so."""
         self._rates = set(rates)
+
+
+def _in_order(part: Collection[int]) -> Sequence[int]:
+    if isinstance(part, range):
+        return part if part.step > 0 else part[::-1]
+    return sorted(part)
+
+
+def _earliest(part: Sequence[int], step: int) -> int:
+    at = bisect_left(part, step)
+    return part[at] if at < len(part) else _ENDLESS
 
 
 def _texts(part: Collection[int]) -> list[str]:

@@ -51,6 +51,10 @@ class Ending:
             self.interrupt = self.interrupt or interrupt
         return otherwise
 
+    def count(self, steps: int) -> None:
+        """So many steps have ended; of those on which nothing was recorded not each was told."""
+        self._manifest.steps = max(self._manifest.steps, steps)
+
     @contextlib.contextmanager
     def at_any_rate(self, sink: Sink, take_off: Callable[[], None]) -> Iterator[None]:
         """End a session whatever happens: an interrupt may come between the parts, or while the sink finishes its files.
@@ -85,6 +89,7 @@ def end_capture(
     if error is not None and words_of(error) is not None:
         capture.raised = type(error).__name__
     capture.closed = True  # another thread may be calling modules: their hooks do nothing from now on
+    ending.count(capture.tracker.step)
     ending.do(lambda: capture.abandon_open_calls(error), "open calls could not be recorded", None)
     for one in parameters:
         ending.do(one.close, "the last values of parameters could not be recorded", None)

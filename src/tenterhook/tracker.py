@@ -1,8 +1,8 @@
 """Which call of which module is running, in which step, phase and thread.
 
 A tracker keeps one stack of running calls per thread, numbers the calls of each module within a step, tells the
-recomputation of activation checkpointing from the forward it repeats, and decides where a step ends. It knows no
-framework beyond the backend's answers, and stores nothing once a call and its gradients are done with.
+recomputation of activation checkpointing from the forward it repeats, and counts steps. It knows no framework beyond
+the backend's answers, and stores nothing once a call and its gradients are done with.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Rerun, Watched
 from tenterhook.native import NATIVE
-from tenterhook.optimizer_turns import OptimizerTurns
+from tenterhook.steps import StepCount
 
 __all__ = ["Tracker"]
 
@@ -49,7 +48,7 @@ def _is_inside(one: Watched, other: Watched) -> bool:
     return one.model == other.model and not one.is_root and (other.is_root or one.path.startswith(f"{other.path}."))
 
 
-class Tracker:
+class Tracker(StepCount):
     """Follows the calls of one session.
 
     Args:
@@ -59,56 +58,19 @@ class Tracker:
     """
 
     def __init__(self, backend: Backend, on_step_begin: Callable[[], None], on_step_end: Callable[[int], None]) -> None:
-        self._backend = backend
-        self._in_backward = backend.in_backward
+        super().__init__(backend, on_step_begin, on_step_end)
         self._backward_token = backend.backward_token
         self._regions = backend.regions
-        self._tracks_gradients = backend.tracks_gradients
-        self._on_step_begin = on_step_begin
-        self._on_step_end = on_step_end
         self._stacks: dict[int, list[LiveCall]] = {}
         self._reruns: dict[int, list[Rerun]] = {}  # thread -> checkpointed regions that are run again, innermost last
         self._sequence: Iterator[int] = itertools.count()
-        self._engine: Any = None
         self._put_back: Callable[[], None] = _nothing
         self._lock = threading.Lock()
-        self._steps_lock = threading.RLock()
-        self._local = threading.local()
-        self._thread_numbers = itertools.count()
-        self._home_thread = self.thread()
         self._home_ident = threading.get_ident()
-        self._leader: weakref.ref[threading.Thread] | None = None  # whose forwards of the root end steps
         self._begun_ns = 0  # when a call began last
         self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
         self._origin_ns = time.perf_counter_ns()
-        self._roots_run: set[Watched] = set()
-        self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
-        self._calls_in_step = False
-        self.turns = OptimizerTurns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
-        self.sees_all = True  # every wanted module has its hooks, so that a step without a call is none
-        self.root_has_run = False
-        self.step = 0
-
-    @property
-    def steps_seen(self) -> int:
-        """Number of steps in which something was called."""
-        return self.step + self._calls_in_step
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether something has been called in the present step."""
-        return self._calls_in_step
-
-    @property
-    def evaluation_goes_back(self) -> bool:
-        """Whether what is evaluated now, before the step's first call, goes with the step that has just ended."""
-        return self._steps_by == "optimizer"
-
-    @property
-    def needs_root(self) -> bool:
-        """Whether steps are ended by forwards of the root, so that it has to be followed on steps that are not recorded, too."""
-        return self._steps_by in (None, "forward")
 
     def next_seq(self) -> int:
         """Return the next number in the order of events."""
@@ -117,14 +79,6 @@ class Tracker:
     def now_ns(self) -> int:
         """Return monotonic nanoseconds since the session began."""
         return time.perf_counter_ns() - self._origin_ns
-
-    def thread(self) -> int:
-        """Return this thread's number: 0 where the session began; not its identifier, which the next thread may get again."""
-        try:
-            return self._local.number
-        except AttributeError:
-            self._local.number = number = next(self._thread_numbers)
-            return number
 
     def go_on(self, step: int, seq: int, start_ns: int) -> None:
         """Go on where an earlier session ended: with this step and event, so many nanoseconds from the start."""
@@ -143,6 +97,7 @@ class Tracker:
             put_back: called at an outermost call where something has lost its place around the calls of a module.
         """
         self._put_back = put_back
+        engine.step, engine.stacks = self._step, self._stacks
         self._sequence = self._engine = engine
         engine.origin_ns = self._origin_ns
         engine.follows, engine.pause_ns = self.follows_calls, _PAUSE_NS
@@ -188,6 +143,13 @@ class Tracker:
         if self._engine is not None and len(stack) == 1:
             self._engine.enter(stack, thread)
         return call
+
+    def _begin_outermost(self, watched: Watched, thread: int) -> int:
+        """Decide which step an outermost call belongs to."""
+        if self._engine is not None and not NATIVE.all_in_place(self._engine.arounds):
+            self._put_back()
+        with self._steps_lock:
+            return self._step_of(watched, thread)
 
     def _may_have_unwound(self) -> bool:
         """Whether an exception may have gone past all hooks since the last call began; to look each time would cost too much.
@@ -315,79 +277,3 @@ class Tracker:
         self._on_step_begin = self._on_step_end = self._put_back = _nothing
         if self._engine is not None:
             self._engine.close()
-
-    # --- steps -----------------------------------------------------------------------------------------------------
-    def _begin_outermost(self, watched: Watched, thread: int) -> int:
-        """Decide which step an outermost call belongs to."""
-        if self._engine is not None and not NATIVE.all_in_place(self._engine.arounds):
-            self._put_back()
-        with self._steps_lock:
-            return self._step_of(watched, thread)
-
-    def _step_of(self, watched: Watched, thread: int) -> int:
-        if self._steps_by == "optimizer" and self.step and not self._calls_in_step and not self._tracks_gradients():
-            return self.step - 1  # evaluation between training steps goes with the step that has just ended
-        if not watched.is_root or self._in_backward() or not self._leads(thread):
-            self._begin_step()
-            return self.step
-        if watched in self._roots_run:
-            if self._steps_by is None and not self._tracks_gradients():
-                self.end_step()  # inference: no need yet to know whether an optimizer will come
-            elif self._steps_by is None:
-                model = watched.ref()
-                has_optimizer = model is not None and self._backend.has_optimizer(model)
-                self._steps_by = "optimizer" if has_optimizer else "forward"
-            if self._steps_by == "forward":
-                self.end_step()
-        self._begin_step()
-        self._roots_run.add(watched)
-        self.root_has_run = True
-        return self.step
-
-    def _leads(self, thread: int) -> bool:
-        """Whether forwards of the root in this thread end steps: of several threads that run it, only one's do.
-
-        That is the one that the session began in where it runs the root; else the first to do so, and when that has ended
-        the next.
-        """
-        me = threading.current_thread()
-        leader = self._leader() if self._leader is not None else None
-        if leader is not me and (leader is None or thread == self._home_thread or not leader.is_alive()):
-            self._leader = weakref.ref(me)
-            leader = me
-        return leader is me
-
-    def _begin_step(self) -> None:
-        if not self._calls_in_step:
-            self._calls_in_step = True
-            self._on_step_begin()
-
-    def optimizer_stepped(self, optimizer: object) -> None:
-        """An optimizer has stepped: that ends the step, unless the user ends steps himself."""
-        with self._steps_lock:
-            self._optimizer_stepped(optimizer)
-
-    def _optimizer_stepped(self, optimizer: object) -> None:
-        if self._steps_by == "user":
-            return
-        work = threading.get_ident(), self._backend.work_done()
-        if self._calls_in_step or (not self.sees_all and self.turns.is_next(optimizer, work)):
-            self._steps_by = "optimizer"
-            self.turns.ended(optimizer, work)
-            self.end_step()
-        else:
-            self.turns.stepped_beside(optimizer)
-
-    def user_stepped(self) -> None:
-        """The user says that the step has ended; from now on nobody else does."""
-        with self._steps_lock:
-            self._steps_by = "user"
-            self.end_step()
-
-    def end_step(self) -> None:
-        """Close the step: calls are numbered from 0 again."""
-        ended = self.step
-        self._calls_in_step = False  # before the number, for who looks from another thread
-        self.step += 1
-        self._roots_run.clear()
-        self._on_step_end(ended)

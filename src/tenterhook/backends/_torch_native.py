@@ -20,6 +20,7 @@ from torch.nn.modules import module as _module_registries
 
 from tenterhook.backends._torch_attachments import Attachment, late_removals
 from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
+from tenterhook.backends._torch_compiled import runs
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
 
@@ -59,6 +60,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         is_view=base._is_view,
         new_hooks=OrderedDict,
         unusual=(late_removals,),
+        notices=(runs,),
         tracing=_tracing,
         call=_call,
         call_impl=_call_impl if _only_forwards() else None,

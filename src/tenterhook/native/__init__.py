@@ -52,6 +52,7 @@ class FrameworkParts:
         is_view: whether a tensor is a view.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
+        notices: containers that have something in them for the next call that begins a step to look at.
         tracing: the state of a trace that is being made of what runs, None without one.
         call: the function that a module's class is called by.
         call_impl: the function of a module's class that does nothing but call ``forward`` where there are no hooks and nothing
@@ -71,6 +72,7 @@ class FrameworkParts:
     is_view: Any
     new_hooks: Any
     unusual: tuple[Any, ...]
+    notices: tuple[Any, ...] = ()
     tracing: Any = None
     call: Any = None
     call_impl: Any = None
@@ -106,7 +108,7 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         "call_impl",
     ):
         setattr(engine, name, getattr(parts, name))
-    engine.busy = parts.unusual
+    engine.busy, engine.notices = parts.unusual, parts.notices
     engine.global_tables = parts.global_tables
     engine.arounds = {}
     engine.tensor_types = parts.tensor_types

@@ -50,6 +50,7 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type, co
 
 static int module_exec(PyObject *module)
 {
+    token_key = PyUnicode_InternFromString("tenterhook.native._calls");
     word_forward = PyUnicode_InternFromString("forward");
     word_backward = PyUnicode_InternFromString("backward");
     no_regions = PyTuple_New(0);
@@ -64,7 +65,7 @@ static int module_exec(PyObject *module)
     for (int i = 0; i < TABLES; i++)
         if (!(name_tables[i] = PyUnicode_InternFromString(tables[i]))) return -1;
     port_key = PyLong_FromLong(-1); /* handles of torch count up from 0 */
-    if (!word_forward || !word_backward || !no_regions || !name_hooks || !name_grad_fn || !name_requires_grad || !name_register
+    if (!token_key || !word_forward || !word_backward || !no_regions || !name_hooks || !name_grad_fn || !name_requires_grad || !name_register
         || !port_key || !name_call_impl || !name_call || !name_compiled)
         return -1;
     return add_type(module, &table_spec, &Table_Type, "Table") || add_type(module, &place_spec, &Place_Type, "Place")

@@ -212,12 +212,10 @@ static PyObject *around_call(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 /* Of those arounds that are on: is each in its place? Somebody may have compiled a module. */
-static PyObject *all_in_place(PyObject *module, PyObject *arounds)
+static int are_in_place(PyObject *arounds)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0;
-    (void)module;
-    if (!PyDict_Check(arounds)) return PyErr_Format(PyExc_TypeError, "arounds must be a dict");
     while (PyDict_Next(arounds, &at, &key, &value)) {
         PyObject *owner = PyWeakref_GetObject(((Around *)value)->ref);
         PyObject *attributes = owner == Py_None ? NULL : PyObject_GenericGetDict(owner, NULL);
@@ -227,10 +225,18 @@ static PyObject *all_in_place(PyObject *module, PyObject *arounds)
         }
         PyObject *found = PyDict_GetItemWithError(attributes, name_compiled);
         Py_DECREF(attributes);
-        if (!found && PyErr_Occurred()) return NULL;
-        if (found != value) Py_RETURN_FALSE;
+        if (!found && PyErr_Occurred()) return -1;
+        if (found != value) return 0;
     }
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *all_in_place(PyObject *module, PyObject *arounds)
+{
+    (void)module;
+    if (!PyDict_Check(arounds)) return PyErr_Format(PyExc_TypeError, "arounds must be a dict");
+    int are = are_in_place(arounds);
+    return are < 0 ? NULL : PyBool_FromLong(are);
 }
 
 static PyObject *around_copy(PyObject *object, PyObject *memo)

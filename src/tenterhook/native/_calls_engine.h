@@ -26,6 +26,8 @@ typedef struct {
     PyObject *outer_passes;
     PyObject *arounds; /* id -> what stands around the calls of a module */
     PyObject *global_tables; /* tuple of the tables of hooks on all modules */
+    PyObject *stacks; /* thread -> its running calls */
+    PyObject *notices; /* as `busy`, for calls that begin a step */
     /* where we are */
     PyObject *stack;
     unsigned long ident;
@@ -37,13 +39,17 @@ typedef struct {
     Known shapes[SHAPES]; /* of tensors that belong to no call */
     long long calls_recorded, values_recorded, hook_ns;
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
+    /* steps that are not recorded (_calls_resting.h) */
+    PyObject *resting; /* the place whose calls end them */
+    long long step, rest_until, rest_token, rest_thread, rest_serial, rest_calls, rest_values;
+    char rest_tracks;
     char unsure; /* whether an exception may go past us: there are hooks, or one that hooks do not see has come */
 } Engine;
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
     DO(graph_task) DO(grads_on) DO(forward_ad_on) DO(saved_hooks) DO(inference_on) DO(modes_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
     DO(new_hooks) DO(export_owner) DO(tracing) DO(call) DO(call_impl) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
-    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stack) DO(calls) DO(values) DO(measured)
+    DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stacks) DO(notices) DO(resting) DO(stack) DO(calls) DO(values) DO(measured)
 
 static PyTypeObject *Engine_Type;
 static const KernelApi *kernel;
@@ -129,6 +135,8 @@ static PyObject *engine_close(PyObject *object, PyObject *ignored)
     Py_CLEAR(self->values_full);
     Py_CLEAR(self->owner);
     Py_CLEAR(self->stack);
+    Py_CLEAR(self->stacks);
+    Py_CLEAR(self->resting);
     Py_RETURN_NONE;
 }
 
@@ -162,14 +170,16 @@ static PyObject *engine_use(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static int is_busy(Engine *self)
+static int any_in(PyObject *containers)
 {
-    if (!self->busy) return 1;
-    Py_ssize_t count = PyTuple_Size(self->busy);
+    if (!containers) return 1;
+    Py_ssize_t count = PyTuple_Size(containers);
     for (Py_ssize_t i = 0; i < count; i++)
-        if (PyObject_Size(PyTuple_GetItem(self->busy, i)) != 0) return 1;
+        if (PyObject_Size(PyTuple_GetItem(containers, i)) != 0) return 1;
     return 0;
 }
+
+static int is_busy(Engine *self) { return any_in(self->busy); }
 
 /* Calls a function of the framework without arguments; 1, 0, or -1 with an exception set. */
 static int asks(PyObject *function)

@@ -2,6 +2,7 @@
 #ifndef TENTERHOOK_CALLS_PLAIN_H
 #define TENTERHOOK_CALLS_PLAIN_H
 
+#include "_calls_resting.h"
 #include "_calls_taps.h"
 
 /* Returns the innermost running call where this thread's calls take the native path and nothing unusual is going on. */
@@ -54,7 +55,8 @@ static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place,
 static int open_call(Engine *self, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     Call *outer = running_call(self);
-    if (!outer || !place->outer || place->outer != outer->watched) return 0;
+    if (!outer) return open_resting(self, place);
+    if (!place->outer || place->outer != outer->watched) return 0;
     PyObject *stack = self->stack; /* both are the session's, which may end meanwhile */
     Py_INCREF(stack);
     Py_INCREF(outer);
@@ -92,6 +94,7 @@ static int is_given(PyObject *object) { return object && object != Py_None; }
 /* Ends a call: 1, 0 where Python has to, -1 with an exception set. */
 static int close_call(Engine *self, Place *place, PyObject *module, PyObject *output)
 {
+    if (self->stack && PyList_Size(self->stack) == 1) return close_resting(self, place);
     Call *call = running_call(self);
     Py_ssize_t depth = call ? PyList_Size(self->stack) : 0;
     if (depth < 2 || call->watched != (PyObject *)place || call->phase != word_forward || is_given(call->aliases)) return 0;
