@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,15 @@ import tenterhook as th
 from tests.native_rows import NATIVE_ONLY, _rows
 
 pytestmark = NATIVE_ONLY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects() -> Iterator[None]:
+    """Leave what is there already out of the searches for optimizers and compiled models, which a session begins with."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class _Net(nn.Module):
@@ -56,9 +66,16 @@ class _Run:
     def keep(self) -> None:
         self.losses.append(self.net(torch.ones(2, 4)).sum())
 
+    def keep_checkpointed(self) -> None:
+        out: Any = checkpoint(self.net, torch.ones(2, 4, requires_grad=True), use_reentrant=False)
+        self.losses.append(out.sum())
+
     def late(self) -> None:
-        while self.losses:
-            self.losses.pop().backward()
+        if self.losses:
+            self.losses[0].backward(retain_graph=True)
+
+    def forget(self) -> None:
+        self.losses.clear()
 
     def optimize(self) -> None:
         self.optimizer = self.optimizer or torch.optim.SGD(self.net.parameters(), lr=0.0)
@@ -162,6 +179,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"every": 4, "kinds": ["output", "grad_input"]},
     {"every": 4, "kinds": ["param", "update", "param_grad"]},
     {"every": 4, "ops": True},
+    {"every": 4, "recompute": True},
 ]
 
 
@@ -192,9 +210,9 @@ def _seen(acts: Sequence[str], sampling: dict[str, Any], *, native: bool) -> dic
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch: a trace of what gives other values, gradients that are None
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(ACTS), st.integers(1, 4)), min_size=1, max_size=14), st.sampled_from(SAMPLINGS)
+    st.lists(st.tuples(st.sampled_from(ACTS), st.integers(1, 4)), min_size=1, max_size=8), st.sampled_from(SAMPLINGS)
 )
 def test_whatever_comes_steps_are_counted_alike(turns: list[tuple[str, int]], sampling: dict[str, Any]) -> None:
     acts = [act for act, times in turns for _ in range(times)]
@@ -208,6 +226,19 @@ def test_what_comes_amid_a_rest(act: str, before: str) -> None:
     acts = [before] * 4 + [act] + ["infer"] * 3 + [act] + ["train"] * 9
     for sampling in ({"every": 10}, {"steps": "0,12:14"}):
         assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        ["keep", *["train"] * 2, "late", "train", "late", *["train"] * 6],  # each step with late rows counts
+        [*["train"] * 3, "keep_checkpointed", "train", "late", *["train"] * 2],  # recomputed on a step that is recorded
+        [*["infer"] * 3, "keep_checkpointed", "late", *["train"] * 3],
+    ],
+)
+def test_gradients_of_one_step_that_come_in_another(acts: list[str]) -> None:
+    sampling = {"every": 4, "recompute": True}
+    assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
 
 
 def _functions_of_ours(work: Callable[[], Any]) -> set[str]:
@@ -256,16 +287,18 @@ def test_a_thread_that_gets_the_identifier_of_one_that_is_gone_is_another() -> N
     assert numbers == [{0: 1}, {8: 3}]
 
 
-def test_an_unfinished_recording_knows_the_steps_that_nobody_was_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("native", [True, False])
+def test_the_manifest_knows_of_all_steps_where_its_end_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     net = _Net()
     monkeypatch.setattr("tenterhook.recording_session.finish_manifest", interrupted)
+    if not native:
+        monkeypatch.setattr("tenterhook.capture.new_engine", lambda parts: None)
     with pytest.raises(KeyboardInterrupt), th.record(net, steps="0:1", to=tmp_path / "run.thk") as rec:
         for _ in range(9):
             _Run(net, rec).infer()
-    with pytest.warns(th.TenterhookWarning) if hasattr(th, "TenterhookWarning") else _nothing():
-        assert th.load(tmp_path / "run.thk").manifest.steps == 8
+    assert th.open(tmp_path / "run.thk").manifest.steps == 8  # which have ended
