@@ -185,11 +185,11 @@ class NativeAttachment(Yielding):
         module.__dict__[_ATTRIBUTE] = self._around
         self._around.type = type(module)
         self._around.on = True
-        self._engine.arounds[id(self._around)] = self._around
+        self._engine.arounds[self._around] = None
 
     def _take(self) -> nn.Module | None:
         self._around.on = False
-        self._engine.arounds.pop(id(self._around), None)
+        self._engine.arounds.pop(self._around, None)
         module = self._ref()
         if module is not None and module.__dict__.get(_ATTRIBUTE) is self._around:
             del module.__dict__[_ATTRIBUTE]

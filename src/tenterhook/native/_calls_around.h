@@ -72,21 +72,28 @@ static void around_dealloc(PyObject *object)
     release_object(object);
 }
 
-/* Whether the module, or every module, has hooks of somebody else's; -1 with an exception set. */
-static int has_hooks(Engine *engine, PyObject *module)
+static int has_global_hooks(Engine *engine) { return engine->global_tables && any_in(engine->global_tables); }
+
+/* Whether a module of these attributes has hooks of its own; -1 with an exception set. */
+static int has_own_hooks(PyObject *attributes)
 {
-    Py_ssize_t count = engine->global_tables ? PyTuple_Size(engine->global_tables) : 0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (PyObject_Size(PyTuple_GetItem(engine->global_tables, i)) != 0) return 1;
-    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
-    if (!attributes) return -1;
     int has = 0;
     for (int i = 0; i < TABLES && !has; i++) {
         PyObject *table = PyDict_GetItemWithError(attributes, name_tables[i]);
         has = !table || PyObject_Size(table) != 0;
     }
-    Py_DECREF(attributes);
     return PyErr_Occurred() ? -1 : has;
+}
+
+/* Whether the module, or every module, has hooks of somebody else's; -1 with an exception set. */
+static int has_hooks(Engine *engine, PyObject *module)
+{
+    if (has_global_hooks(engine)) return 1;
+    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+    if (!attributes) return -1;
+    int has = has_own_hooks(attributes);
+    Py_DECREF(attributes);
+    return has;
 }
 
 /* Calls a hook in Python with what a module is called with, and with `last` where there is one. */
@@ -217,7 +224,7 @@ static int are_in_place(PyObject *arounds)
     PyObject *key, *value;
     Py_ssize_t at = 0;
     while (PyDict_Next(arounds, &at, &key, &value)) {
-        PyObject *owner = PyWeakref_GetObject(((Around *)value)->ref);
+        PyObject *owner = PyWeakref_GetObject(((Around *)key)->ref);
         PyObject *attributes = owner == Py_None ? NULL : PyObject_GenericGetDict(owner, NULL);
         if (!attributes) {
             PyErr_Clear();
@@ -226,9 +233,18 @@ static int are_in_place(PyObject *arounds)
         PyObject *found = PyDict_GetItemWithError(attributes, name_compiled);
         Py_DECREF(attributes);
         if (!found && PyErr_Occurred()) return -1;
-        if (found != value) return 0;
+        if (found != key) return 0;
     }
     return 1;
+}
+
+/* The same, on steps at rest, when only the roots have hooks; what stands around this one has just been called, if it is on. */
+static int rests_in_place(Engine *engine, Place *place)
+{
+    Py_ssize_t count = engine->arounds ? PyDict_Size(engine->arounds) : -1;
+    Around *around = (Around *)place->around;
+    if (count == 0 || (count == 1 && around && Py_TYPE(around) == Around_Type && around->on)) return 1;
+    return count > 0 ? are_in_place(engine->arounds) : 0;
 }
 
 static PyObject *all_in_place(PyObject *module, PyObject *arounds)
@@ -258,7 +274,7 @@ static PyObject *around_reduce(PyObject *object, PyObject *ignored)
 static PyObject *around_modifier(PyObject *object, void *closure)
 {
     Engine *engine = ((Around *)object)->engine;
-    PyObject *all = engine && engine->arounds ? PyDict_Values(engine->arounds) : PyList_New(0);
+    PyObject *all = engine && engine->arounds ? PyDict_Keys(engine->arounds) : PyList_New(0);
     (void)closure;
     for (Py_ssize_t i = 0; all && i < PyList_Size(all); i++) {
         PyObject *give_way = ((Around *)PyList_GetItem(all, i))->give_way;

@@ -24,7 +24,7 @@ typedef struct {
     PyObject *before, *values_of, *value, *came, *fault, *calls_full, *values_full, *acquire, *release, *owner, *clock;
     PyObject *busy; /* tuple of containers: while one has something in it all goes the way through Python */
     PyObject *outer_passes;
-    PyObject *arounds; /* id -> what stands around the calls of a module */
+    PyObject *arounds; /* dict, whose keys stand around the calls of modules now; each is counted once */
     PyObject *global_tables; /* tuple of the tables of hooks on all modules */
     PyObject *stacks; /* thread -> its running calls */
     PyObject *notices; /* as `busy`, for calls that begin a step */

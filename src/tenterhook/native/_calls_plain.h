@@ -91,17 +91,44 @@ static int output_given(Engine *self, Call *call, PyObject *module, PyObject *ou
 
 static int is_given(PyObject *object) { return object && object != Py_None; }
 
+/* The innermost running call, if it is one of this place that native code may end; it need not have begun it. Borrowed. */
+static Call *ending_call(Engine *self, Place *place)
+{
+    if (self->closed || !self->stack || self->ident != PyThread_get_thread_ident() || is_busy(self)) return NULL;
+    Py_ssize_t depth = PyList_Size(self->stack);
+    Call *call = depth > 0 ? (Call *)PyList_GetItem(self->stack, depth - 1) : NULL;
+    if (!call || Py_TYPE(call) != Call_Type || call->watched != (PyObject *)place) return NULL;
+    if (call->phase != word_forward || is_given(call->aliases) || (call->followed && !self->plain)) return NULL;
+    if (call->regions != no_regions && PyObject_Size(call->regions) != 0) return NULL;
+    return depth == 1 && any_in(self->notices) ? NULL : call;
+}
+
+/* Takes the innermost call off its thread's stack: 1, 0 where Python has to, -1 with an exception set. */
+static int leave_stack(Engine *self, Call *call)
+{
+    PyObject *stack = self->stack; /* the session may end meanwhile */
+    Py_ssize_t depth = PyList_Size(stack);
+    int failed = 0, is = 1;
+    Py_INCREF(stack);
+    if (depth == 1) { /* a thread in which nothing runs has none */
+        PyObject *thread = self->stacks ? PyLong_FromLongLong(call->thread) : NULL;
+        is = thread && PyDict_GetItemWithError(self->stacks, thread) == stack;
+        failed = PyErr_Occurred() || (is && PyDict_DelItem(self->stacks, thread));
+        Py_XDECREF(thread);
+    }
+    if (!failed && is) failed = PyList_SetSlice(stack, depth - 1, depth, NULL);
+    Py_DECREF(stack);
+    return failed ? -1 : is;
+}
+
 /* Ends a call: 1, 0 where Python has to, -1 with an exception set. */
 static int close_call(Engine *self, Place *place, PyObject *module, PyObject *output)
 {
-    if (self->stack && PyList_Size(self->stack) == 1) return close_resting(self, place);
-    Call *call = running_call(self);
-    Py_ssize_t depth = call ? PyList_Size(self->stack) : 0;
-    if (depth < 2 || call->watched != (PyObject *)place || call->phase != word_forward || is_given(call->aliases)) return 0;
-    if (call->regions != no_regions && PyObject_Size(call->regions) != 0) return 0;
+    Call *call = ending_call(self, place);
+    if (!call) return 0;
     Py_INCREF(call);
-    int failed = PyList_SetSlice(self->stack, depth - 1, depth, NULL);
-    if (!failed && call->followed) {
+    int left = leave_stack(self, call), failed = left < 0;
+    if (left > 0 && call->followed) {
         long long now = now_ns(self);
         Call *parent = (Call *)call->parent;
         failed = call->recorded && add_call(self, call, parent, call->start_ns, now - call->start_ns);
@@ -109,7 +136,7 @@ static int close_call(Engine *self, Place *place, PyObject *module, PyObject *ou
         if (!failed && call->seq % SAMPLED == 0) self->hook_ns += (now_ns(self) - now) * SAMPLED;
     }
     Py_DECREF(call);
-    return failed ? -1 : 1;
+    return failed ? -1 : left;
 }
 
 #endif

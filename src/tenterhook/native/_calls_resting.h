@@ -9,7 +9,7 @@
 static PyObject *token_key;
 static long long threads_known;
 
-static int are_in_place(PyObject *arounds);
+static int rests_in_place(Engine *engine, Place *place);
 
 /* Returns this thread's number among all that were asked; unlike its identifier no other thread gets it. -1 where there is none. */
 static long long thread_token(void)
@@ -80,7 +80,7 @@ static int ends_step_at_rest(Engine *self, Place *place, int *tracks)
         if (self->rest_tracks) Py_DECREF(saved);
         if (!self->rest_tracks || saved != Py_None) return 0;
     }
-    return self->arounds ? are_in_place(self->arounds) : 0;
+    return rests_in_place(self, place);
 }
 
 /* Begins an outermost call on a step that is not recorded: 1, 0 where Python has to, -1 with an exception set. */
@@ -110,27 +110,6 @@ static int open_resting(Engine *self, Place *place)
     Py_XDECREF(stack);
     Py_XDECREF(thread);
     return failed || there < 0 ? -1 : !there;
-}
-
-/* Ends an outermost call of which nothing was recorded: 1, 0 where Python has to, -1 with an exception set. */
-static int close_resting(Engine *self, Place *place)
-{
-    if (self->closed || !self->stacks || self->ident != PyThread_get_thread_ident() || is_busy(self) || any_in(self->notices)) return 0;
-    Call *call = (Call *)PyList_GetItem(self->stack, 0);
-    if (Py_TYPE(call) != Call_Type || call->watched != (PyObject *)place || call->followed || call->recorded) return 0;
-    if (call->phase != word_forward || call->regions != no_regions || (call->aliases && call->aliases != Py_None)) return 0;
-    PyObject *thread = PyLong_FromLongLong(call->thread), *stack = thread ? PyDict_GetItemWithError(self->stacks, thread) : NULL;
-    if (stack != self->stack) {
-        Py_XDECREF(thread);
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    Py_INCREF(call);
-    Py_INCREF(stack);
-    int failed = PyDict_DelItem(self->stacks, thread) || PyList_SetSlice(stack, 0, 1, NULL);
-    Py_DECREF(stack);
-    Py_DECREF(call);
-    Py_DECREF(thread);
-    return failed ? -1 : 1;
 }
 
 #endif
