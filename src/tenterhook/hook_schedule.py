@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
@@ -10,6 +11,14 @@ from tenterhook.parameters import ParameterWatch
 from tenterhook.sampling import Sampling
 
 __all__ = ["HookSchedule"]
+
+
+_MOST_PLANS = 64
+
+
+class _Plan(NamedTuple):
+    kinds: list[tuple[list[Watched], bool, bool]]  # modules, whether they need hooks, whether they are recorded
+    sees_all: bool
 
 
 class HookSchedule:
@@ -51,6 +60,7 @@ class HookSchedule:
         self._grouped: tuple[list[Watched], int, list[list[Watched]]] | None = (
             None  # of a list, so long: modules by kind
         )
+        self._plans: dict[object, _Plan] = {}  # for those kinds, by what they follow from: few come again and again
         self._state: tuple[object, ...] | None = None  # what the hooks that are on now follow from
         self._rates: tuple[frozenset[int], frozenset[int]] = frozenset(), frozenset()  # recorded now; with hooks on
         self._rows = 0  # that there were when the step began
@@ -125,10 +135,9 @@ class HookSchedule:
             fits = self._sampling.fits
             rates = fits(steps[0]) if first else frozenset(), frozenset().union(*map(fits, self._wanted))
         if state != self._state:
-            self._visit(self._kinds())
+            self._visit(self._plan(state, rates))
         elif rates != self._rates:
-            changed = (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1])
-            self._visit([kind for kind in self._kinds() if kind[0].every in changed])
+            self._visit(self._plan(state, rates), (rates[0] ^ self._rates[0]) | (rates[1] ^ self._rates[1]))
         self._state, self._rates = state, rates
         rests = self._rests and tracker.root_has_run and tracker.needs_root and not (self._wanted or self._paused)
         tracker.rests_until = self._sampling.earliest(tracker.step) if rests else 0
@@ -141,14 +150,30 @@ class HookSchedule:
             for one in watched:
                 kinds.setdefault((one.wanted, one.is_root, one.every), []).append(one)
             self._grouped = watched, len(watched), list(kinds.values())
+            self._plans.clear()
         return self._grouped[2]
 
-    def _visit(self, kinds: list[list[Watched]]) -> None:
+    def _plan(self, *follows_from: object) -> _Plan:
+        """Return which kinds need hooks, as it follows from the state and the rates."""
+        kinds = self._kinds()
+        plan = self._plans.get(follows_from)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            needs = [(self._needs_hooks(kind[0]), kind) for kind in kinds]
+            needs.sort(key=lambda one: one[0])  # what comes off first
+            sees_all = all(self._is_needed(kind[0]) for kind in kinds if kind[0].wanted)
+            plan = self._plans[follows_from] = _Plan([(kind, on, kind[0].due) for on, kind in needs], sees_all)
+        return plan
+
+    def _visit(self, plan: _Plan, changed: Collection[int] | None = None) -> None:
+        """Have on what a plan says: of all modules, or of those only whose rates have changed."""
         capture = self._capture
-        for kind in sorted(kinds, key=lambda kind: self._needs_hooks(kind[0])):  # what comes off first
-            switch = capture.attach_all if self._needs_hooks(kind[0]) else capture.release_all
-            switch(kind, due=kind[0].due)
-        capture.tracker.sees_all = all(self._is_needed(kind[0]) for kind in self._kinds() if kind[0].wanted)
+        for kind, on, due in plan.kinds:
+            if changed is None or kind[0].every in changed:
+                switch = capture.attach_all if on else capture.release_all
+                switch(kind, due=due)
+        capture.tracker.sees_all = plan.sees_all
         for parameters in self._parameters():
             if self._wanted:
                 parameters.resume()

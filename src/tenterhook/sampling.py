@@ -58,11 +58,14 @@ class Sampling:
         """Whether this step is to be recorded."""
         if self._steps is not None and not any(step in part for part in self._steps):
             return False
-        return any(step % every == 0 for every in self._rates)
+        for every in self._rates:
+            if step % every == 0:
+                return True
+        return False
 
     def earliest(self, step: int) -> int:
         """Return a step, this one or a later one, before which none is to be recorded; not always one that is."""
-        by_rate = min(step + -step % every for every in self._rates)
+        by_rate = min([step + -step % every for every in self._rates])
         if self._steps is None:
             return by_rate
         return max(by_rate, min(_earliest(part, step) for part in self._ordered))
