@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
+from tenterhook.tracker import Tracker
 from tests.five_models import MODELS, train
 from tests.native_rows import NATIVE_ONLY, _both, _Function, _Gives, _net
 from tests.properties.test_nothing_changed import EXAMPLES
@@ -194,6 +195,21 @@ def test_pauses_and_sampled_steps() -> None:
     assert native == python
     assert count > 0
     assert sorted({row["step"] for row in native[0]}) == [0, 3, 6]
+
+
+def test_calls_that_begin_long_after_the_one_before_are_followed_natively_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenterhook.tracker._PAUSE_NS", -1)  # as if each module took its time
+    begun: list[str] = []
+    begin = Tracker.begin
+    monkeypatch.setattr(Tracker, "begin", lambda self, watched: (begun.append(watched.path), begin(self, watched))[1])
+    net, x = _net(), torch.ones(2, 4)
+    with th.record(net) as rec:
+        net(x)
+        begun.clear()
+        for _ in range(3):
+            net(x).sum().backward()
+    assert begun == ["", "", ""]
+    assert len(rec.table("calls")) == (4 + 3) * 6
 
 
 def test_threads_write_their_own_rows() -> None:
