@@ -50,6 +50,7 @@ class FrameworkParts:
         modes_on: whether something of the user's would see what is asked of a tensor.
         is_neg: whether a tensor is a negated view.
         is_view: whether a tensor is a view.
+        threads: how many threads the framework computes with just now.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
         tracing: the state of a trace that is being made of what runs, None without one.
@@ -69,6 +70,7 @@ class FrameworkParts:
     modes_on: Any
     is_neg: Any
     is_view: Any
+    threads: Any
     new_hooks: Any
     unusual: tuple[Any, ...]
     tracing: Any = None
@@ -100,12 +102,14 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         "modes_on",
         "is_neg",
         "is_view",
+        "threads",
         "new_hooks",
         "tracing",
         "call",
         "call_impl",
     ):
         setattr(engine, name, getattr(parts, name))
+    engine.kernel_threads = _kernel.threads if _kernel is not None else None
     engine.busy = parts.unusual
     engine.global_tables = parts.global_tables
     engine.arounds = {}
