@@ -21,7 +21,7 @@ from torch import nn
 
 import tenterhook as th
 from benchmarks.models import build
-from benchmarks.overhead import BOTH, FORWARD, WORKS, Figure, count_calls, ratio
+from benchmarks.overhead import BOTH, FORWARD, WORKS, Figure, count_calls, keep_memory, ratio
 from tenterhook.backends.torch import BACKEND
 from tenterhook.stats import RowBuffer
 
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
+    keep_memory()
     net, x = build("tiny401")
     calls = count_calls(net, x)
     for name, (work, on) in BOUNDS.items():

@@ -207,8 +207,8 @@ def peers(rounds: int, models: str) -> Iterator[str]:
     yield ""
     yield (
         "Every module's output, and what each does for every run is in its figure (tenterhook's hooks stay on). They are not alike:"
-        " TorchLens follows every operation, nnsight runs a program of its user's beside the model, the hooks keep references"
-        " or compute nine numbers with torch's reductions. Versions: "
+        " TorchLens follows every operation, nnsight runs a program of its user's beside the model, hooks as baukit puts them on keep"
+        " references, those written by hand compute nine numbers with torch's reductions. Versions: "
         + (", ".join(f"{name} {version}" for name, version in versions["versions"].items()) or "none installed")
         + "."
     )
