@@ -6,7 +6,7 @@
 #   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
 #   make test-python-calls  the tests of what is recorded, without the native code for plain calls
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
-#   make test-oldest   what hooks promise (tests/semantics), on the oldest torch that is supported, in an environment of its own
+#   make test-oldest   what hooks promise, and statistics (tests/semantics, tests/stats), on the oldest torch that is supported, in an environment of its own
 #
 # Variables:
 #   PYTHON, PYTHON_MINDSPORE   the interpreters to build the environments from
@@ -79,7 +79,7 @@ install-oldest:
 
 test-oldest:
 	$(MAKE) test VENV=$(OLDEST_VENV) TORCH=$(OLDEST_TORCH) \
-		PYTEST_ARGS="tests/semantics tests/properties tests/test_single_hooks.py tests/test_hook_point.py $(PYTEST_ARGS)"
+		PYTEST_ARGS="tests/semantics tests/properties tests/stats tests/test_single_hooks.py tests/test_hook_point.py $(PYTEST_ARGS)"
 
 clean:
 	rm -rf $(VENV) $(OLDEST_VENV) $(MS_VENV) build src/*.egg-info src/tenterhook/stats/*.so src/tenterhook/native/*.so

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from tenterhook.stats import DTYPE_CODES, KERNEL, KERNELS, THREADED_NUMEL, RowBuffer, set_threads
-from tenterhook.stats.layout import DTYPES
+from tenterhook.stats.layout import COMPLEX32, MEMORY
 
 SIZES = {"64": 64, "4 K": 4096, "64 K": 65536, "1 M": 1 << 20, "8 M": 8 << 20, "32 M": 32 << 20}
 GROUPS = {"statistics": (False, False), "+ sketch": (True, False), "+ digest": (False, True), "+ both": (True, True)}
@@ -48,7 +48,8 @@ def aligned(numel: int, dtype: np.dtype) -> np.ndarray:
     memory = np.empty(numel * dtype.itemsize + 64, np.uint8)
     start = -memory.ctypes.data % 64
     array = memory[start : start + numel * dtype.itemsize].view(dtype)
-    array[:] = np.random.default_rng(0).standard_normal(numel).astype(dtype)
+    parts = array.view(np.float16) if dtype == COMPLEX32 else array  # NumPy has no such dtype that it could convert to
+    parts[:] = np.random.default_rng(0).standard_normal(parts.size).astype(parts.dtype)
     return array
 
 
@@ -84,7 +85,7 @@ def print_gain(options: argparse.Namespace) -> None:
     for name, numel in SIZES.items():
         if numel < THREADED_NUMEL:
             continue
-        array = aligned(numel, DTYPES[code])
+        array = aligned(numel, MEMORY[code])
         measure, address = RowBuffer(1, kernel=options.kernel).measure_flat, array.ctypes.data
 
         def timed(
@@ -124,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         read_bytes = build_read(folder)
         for name, numel in SIZES.items():
-            array = aligned(numel, DTYPES[code])
+            array = aligned(numel, MEMORY[code])
             address, size = array.ctypes.data, array.nbytes
             cells, read_seconds = [], 0.0
             threads = options.threads if numel >= THREADED_NUMEL else 1

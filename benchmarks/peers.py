@@ -26,7 +26,7 @@ from torch import nn
 
 import tenterhook as th
 from benchmarks.models import build
-from benchmarks.overhead import Figure, count_calls, forward, ratio
+from benchmarks.overhead import Figure, count_calls, forward, keep_memory, ratio
 
 Step = Callable[[nn.Module, torch.Tensor], object]
 
@@ -98,8 +98,8 @@ def nnsight_trace(net: nn.Module, x: torch.Tensor) -> object:
 
 
 PEERS: dict[str, tuple[Step, str | None]] = {
-    "hooks that keep references": (keep_references, None),
-    "hooks with torch's reductions": (by_hand, None),
+    "hooks that keep references, as baukit's": (keep_references, None),
+    "statistics written by hand": (by_hand, None),
     "nnsight, all outputs saved": (nnsight_trace, "nnsight"),
     "TorchLens, record of modules": (torchlens_record, "torchlens"),
     "TorchLens, trace": (torchlens_trace, "torchlens"),
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--models", default="tiny401,small_cnn,transformer,resnet,alexnet")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_memory()
     versions = {
         package: importlib.metadata.version(package)
         for package in ("nnsight", "torchlens")

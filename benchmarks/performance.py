@@ -61,7 +61,8 @@ What a recording costs, measured by `make benchmarks`, which writes this page. F
 without, one with and one without the recording take turns in one process, and the median over the rounds is given.
 The row *nothing* is the bare run against itself: what differs from 1 there is the machine, and no other figure is better
 than that. A target stands in brackets after the figure, in bold where it is missed. One thread of torch; opening and
-closing a session are not in the figures.
+closing a session are not in the figures. The allocator keeps the memory that tensors give back: else a step has thousands of
+page faults or none, as the addresses happen to lie in a session, bare as recorded, and that is more than a recording costs.
 
 Networks: `alexnet` (25 calls of modules, 4 x 3 x 224 x 224), `small_cnn` (MNIST size, batch 32), `transformer` (12 layers of
 width 256, 4 x 128 tokens), `resnet` (ResNet-18-like, 4 x 3 x 112 x 112), `tiny401` (400 modules of 8 numbers each: nothing
@@ -123,8 +124,8 @@ def overhead(rounds: int, models: str) -> Iterator[str]:
             yield (
                 f"Of ten steps with one recorded, a tenth of what a recorded step adds is the least that can be added, here"
                 f" {1 + (every[0] - 1) / 10:.2f}. The rest is the hooks' going on and off, and that what they use has gone cold in"
-                " the processor's caches meanwhile. On the steps between the calls of the root are counted, by Python code, and"
-                " nothing else is on."
+                " the processor's caches meanwhile. On the steps between, the calls of the root are counted, by"
+                f" {CALLS} code, and nothing else is on."
             )
             yield ""
 
@@ -177,6 +178,27 @@ def bounds(rounds: int) -> Iterator[str]:
     yield from table(["timed", "what", "ratio", "µs a call"], rows)
 
 
+def reads(rounds: int, models: str) -> Iterator[str]:
+    """Yield the table of what the reading of real networks' tensors takes."""
+    found = run("reads", "--rounds", str(rounds), "--models", models)
+    sizes = {one["model"]: one for one in found if "outputs" in one}
+    yield "## What bounds the cost on real networks"
+    yield ""
+    yield (
+        "Forward; ratios to the bare step. Hooks of torch's that do nothing else hand what each module gives, as soon as it is"
+        " written, to a pure read of its bytes or to the kernel; what the same hooks take with nothing in them is subtracted and"
+        " stands in a row of its own. Read it downwards: no statistics can cost less than the read, and no recording less than the"
+        " kernel's row for what it takes (the digest goes with the statistics); what the rows of tenterhook have beyond that is the"
+        " way to the tensor and the row's other columns."
+    )
+    yield ""
+    rows = [["outputs, MB a step", *(f"{one['outputs']}, {one['mb']:.0f}" for one in sizes.values())]]
+    for what in dict.fromkeys(one["what"] for one in found if "what" in one):
+        figures = {one["model"]: one["ratio"] for one in found if one.get("what") == what}
+        rows.append([what, *(f"{figures[name]:.3f}" for name in sizes)])
+    yield from table(["", *sizes], rows)
+
+
 def peers(rounds: int, models: str) -> Iterator[str]:
     """Yield the table of what others cost."""
     versions, *found = run("peers", "--rounds", str(rounds), "--models", models)
@@ -185,8 +207,8 @@ def peers(rounds: int, models: str) -> Iterator[str]:
     yield ""
     yield (
         "Every module's output, and what each does for every run is in its figure (tenterhook's hooks stay on). They are not alike:"
-        " TorchLens follows every operation, nnsight runs a program of its user's beside the model, the hooks keep references"
-        " or compute nine numbers with torch's reductions. Versions: "
+        " TorchLens follows every operation, nnsight runs a program of its user's beside the model, hooks as baukit puts them on keep"
+        " references, those written by hand compute nine numbers with torch's reductions. Versions: "
         + (", ".join(f"{name} {version}" for name, version in versions["versions"].items()) or "none installed")
         + "."
     )
@@ -250,6 +272,7 @@ def main() -> None:
         overhead(options.rounds, options.models),
         writing(options.rounds, options.models),
         bounds(options.rounds),
+        reads(options.rounds, ",".join(name for name in options.models.split(",") if not name.startswith("tiny"))),
         peers(options.rounds, options.peer_models),
         scaling(options.rounds, options.steps),
         kernel(options.seconds),

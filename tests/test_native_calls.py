@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 import tenterhook as th
 from benchmarks.models import build as build_benchmark
+from tenterhook.backends.torch import TorchBackend
+from tenterhook.stats import THREADED_NUMEL
+from tenterhook.tracker import Tracker
 from tests.five_models import MODELS, train
 from tests.native_rows import NATIVE_ONLY, _both, _Function, _Gives, _net
 from tests.properties.test_nothing_changed import EXAMPLES
@@ -104,6 +107,8 @@ UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "tuple": lambda x: (x * 2, None, [x * 3]),
     "large": lambda x: x.repeat(500, 10),
     "large, transposed": lambda x: x.repeat(500, 10).t() + 0,
+    "for several threads": lambda x: x.repeat(30000, 1),
+    "for several threads, transposed": lambda x: x.repeat(30000, 1).t(),
     "many dimensions": lambda x: x.reshape(3, 4, *[1] * 20) * 2,
     "vmap": torch.func.vmap(torch.sin),
     "zeros without memory": lambda x: _zeros_without_memory(),
@@ -194,6 +199,40 @@ def test_pauses_and_sampled_steps() -> None:
     assert native == python
     assert count > 0
     assert sorted({row["step"] for row in native[0]}) == [0, 3, 6]
+
+
+def test_calls_that_begin_long_after_the_one_before_are_followed_natively_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenterhook.tracker._PAUSE_NS", -1)  # as if each module took its time
+    begun: list[str] = []
+    begin = Tracker.begin
+    monkeypatch.setattr(Tracker, "begin", lambda self, watched: (begun.append(watched.path), begin(self, watched))[1])
+    net, x = _net(), torch.ones(2, 4)
+    with th.record(net) as rec:
+        net(x)
+        begun.clear()
+        for _ in range(3):
+            net(x).sum().backward()
+    assert begun == ["", "", ""]
+    assert len(rec.table("calls")) == (4 + 3) * 6
+
+
+def test_large_tensors_are_recorded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, ...]] = []
+    measure = TorchBackend.measure
+
+    def seen(self: TorchBackend, tensor: Tensor, *rest: Any) -> str | None:
+        measured.append(tuple(tensor.shape))
+        return measure(self, tensor, *rest)
+
+    monkeypatch.setattr(TorchBackend, "measure", seen)
+    net = nn.Sequential(nn.ReLU(), nn.Tanh())
+    with th.record(net, "*") as rec:
+        net(torch.ones(2, THREADED_NUMEL))  # here the kernel is told of torch's threads
+        measured.clear()
+        for _ in range(3):
+            net(torch.ones(2, THREADED_NUMEL))
+    assert measured == []
+    assert rec.table("values")["numel"].to_pylist() == [2 * THREADED_NUMEL] * 8
 
 
 def test_threads_write_their_own_rows() -> None:

@@ -110,10 +110,11 @@ class Tracker(StepCount):
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
-        elif stack and (self._may_have_unwound() or not _is_inside(watched, stack[-1].watched)):
-            self._unwind(stack)
-        elif stack and self._engine is not None:
-            NATIVE.set_outer(watched, stack[-1].watched)
+        elif stack:
+            if self._may_have_unwound() or not _is_inside(watched, stack[-1].watched):
+                self._unwind(stack)
+            if self._engine is not None and stack and _is_inside(watched, stack[-1].watched):
+                NATIVE.set_outer(watched, stack[-1].watched)
         outer = stack[-1] if stack else None
         repeats = False
         if self._backward_token() != -1 or (self._reruns and thread in self._reruns):

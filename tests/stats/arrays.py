@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
@@ -62,9 +64,11 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 
 @st.composite
-def arrays(draw: st.DrawFn, sizes: st.SearchStrategy[int] | None = None) -> np.ndarray:
-    """Draw a flat array of any supported dtype and of any kind of values."""
-    dtype = draw(st.sampled_from(DTYPES))
+def arrays(
+    draw: st.DrawFn, sizes: st.SearchStrategy[int] | None = None, dtypes: Sequence[np.dtype] = DTYPES
+) -> np.ndarray:
+    """Draw a flat array of any supported dtype, or of some of them, and of any kind of values."""
+    dtype = draw(st.sampled_from(dtypes))
     size = draw(sizes or st.one_of(st.integers(0, 200), st.integers(1900, 6500)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return values(rng, dtype, size, draw(st.sampled_from(KINDS)))

@@ -40,7 +40,7 @@ base = torch.arange(-300.0, 300.0).view(20, 30)
 for dtype in vars(torch).values():
     if isinstance(dtype, torch.dtype) and (dtype in (torch.bool, torch.complex32) or str(dtype)[6:] in stats.DTYPE_CODES):
         for tensor in (base, base.t()[::3], base[3:3], base[2, 2], base[:1].expand(9, 30)):
-            given.append(tensor.to(dtype) if dtype != torch.float8_e8m0fnu else tensor.abs().to(dtype))
+            given.append(tensor.to(dtype) if str(dtype) != "torch.float8_e8m0fnu" else tensor.abs().to(dtype))
 bits = torch.arange(65536, dtype=torch.int32).to(torch.uint16)
 given += [bits.view(torch.float16), bits.view(torch.bfloat16), bits.view(torch.float8_e4m3fn), bits.view(torch.float8_e5m2)]
 given += [torch.tensor([1e-45, -1e-40, 0.0, torch.nan, torch.inf, -torch.inf, 3e38]), 1e3 + 1e-3 * torch.randn(5000)]

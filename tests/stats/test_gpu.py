@@ -9,9 +9,9 @@ from torch import nn
 
 import tenterhook as th
 from tenterhook.stats import STATISTICS, RowBuffer
-from tenterhook.stats.layout import DTYPES
 from tests.stats.arrays import KINDS, values
 from tests.stats.same import assert_same_row, measured
+from tests.stats.torch_dtypes import OF_TORCH
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("size", [1000, 500_000, 3_000_000])
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", OF_TORCH, ids=lambda dtype: dtype.name)
 def test_rows_of_every_dtype(dtype: np.dtype, size: int) -> None:
     from tenterhook.backends._torch_arrays import from_numpy
     from tenterhook.backends.torch import BACKEND

@@ -133,8 +133,8 @@ def test_the_torch_backend_takes_the_number_of_torch() -> None:
     torch.set_num_threads(2)
     try:
         set_threads(1)
-        model = torch.nn.Identity()
-        with th.record(model):
+        model = torch.nn.Sequential(torch.nn.Identity())  # inside of another module calls are followed natively
+        with th.record(model, "0"):
             model(torch.ones(1000))
             assert threads() == 1
             model(torch.ones(THREADED_NUMEL))

@@ -58,6 +58,7 @@ def native_parts(tensor_types: tuple[type, ...]) -> FrameworkParts | None:
         modes_on=torch._C._is_torch_function_mode_enabled,
         is_neg=base.is_neg,
         is_view=base._is_view,
+        threads=torch.get_num_threads,
         new_hooks=OrderedDict,
         unusual=(late_removals,),
         notices=(runs,),

@@ -50,6 +50,7 @@ class FrameworkParts:
         modes_on: whether something of the user's would see what is asked of a tensor.
         is_neg: whether a tensor is a negated view.
         is_view: whether a tensor is a view.
+        threads: how many threads the framework computes with just now.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
         notices: containers that have something in them for the next call that begins a step to look at.
@@ -70,6 +71,7 @@ class FrameworkParts:
     modes_on: Any
     is_neg: Any
     is_view: Any
+    threads: Any
     new_hooks: Any
     unusual: tuple[Any, ...]
     notices: tuple[Any, ...] = ()
@@ -102,12 +104,14 @@ def new_engine(parts: FrameworkParts | None) -> Any:
         "modes_on",
         "is_neg",
         "is_view",
+        "threads",
         "new_hooks",
         "tracing",
         "call",
         "call_impl",
     ):
         setattr(engine, name, getattr(parts, name))
+    engine.kernel_threads = _kernel.threads if _kernel is not None else None
     engine.busy, engine.notices = parts.unusual, parts.notices
     engine.global_tables = parts.global_tables
     engine.arounds = {}

@@ -17,7 +17,7 @@ enum { WORD_FORWARD, WORD_BACKWARD, WORD_CPU, WORDS };
 typedef struct {
     PyObject_HEAD
     /* the framework */
-    PyObject *graph_task, *grads_on, *forward_ad_on, *saved_hooks, *inference_on, *modes_on, *is_neg, *is_view, *tensor_types, *dtype_names;
+    PyObject *graph_task, *grads_on, *forward_ad_on, *saved_hooks, *inference_on, *modes_on, *is_neg, *is_view, *threads, *kernel_threads, *tensor_types, *dtype_names;
     PyObject *new_hooks, *export_owner, *tracing, *call, *call_impl;
     DLTensorOf export;
     /* the session, in Python */
@@ -47,7 +47,7 @@ typedef struct {
 } Engine;
 
 #define EACH_OBJECT_OF_AN_ENGINE(DO)                                                                                    \
-    DO(graph_task) DO(grads_on) DO(forward_ad_on) DO(saved_hooks) DO(inference_on) DO(modes_on) DO(is_neg) DO(is_view) DO(tensor_types) DO(dtype_names) \
+    DO(graph_task) DO(grads_on) DO(forward_ad_on) DO(saved_hooks) DO(inference_on) DO(modes_on) DO(is_neg) DO(is_view) DO(threads) DO(kernel_threads) DO(tensor_types) DO(dtype_names) \
     DO(new_hooks) DO(export_owner) DO(tracing) DO(call) DO(call_impl) DO(before) DO(values_of) DO(value) DO(came) DO(fault) DO(calls_full) DO(values_full)  \
     DO(acquire) DO(release) DO(owner) DO(clock) DO(busy) DO(outer_passes) DO(global_tables) DO(arounds) DO(stacks) DO(notices) DO(resting) DO(stack) DO(calls) DO(values) DO(measured)
 

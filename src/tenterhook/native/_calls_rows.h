@@ -124,6 +124,18 @@ static int is_flat(const DLTensor *tensor)
     return 1;
 }
 
+/* Whether the kernel has been told of as many threads as the framework has just now. */
+static int threads_agree(Engine *self)
+{
+    if (!self->threads || !self->kernel_threads) return 0;
+    PyObject *wanted = PyObject_CallNoArgs(self->threads), *told = wanted ? PyObject_CallNoArgs(self->kernel_threads) : NULL;
+    int agree = told ? PyObject_RichCompareBool(wanted, told, Py_EQ) : -1;
+    Py_XDECREF(wanted);
+    Py_XDECREF(told);
+    if (agree < 0) PyErr_Clear(); /* Python asks again, and raises it */
+    return agree > 0;
+}
+
 /* Looks at a tensor: 1 where it is plain, dense and on the host, 0 where Python has to look, -1 with an exception set. */
 static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
 {
@@ -138,7 +150,7 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     *dtype = dtype_code(found->dtype);
     if (*dtype < 0 || found->device.device_type != DL_CPU || found->ndim > 32) return 0;
     if ((uintptr_t)found->data < LOW_ADDRESS && !has_storage(tensor)) return 0;
-    if (self->measures && numel_of(found) >= THREADED) return 0; /* Python says how many threads the framework has just now */
+    if (self->measures && numel_of(found) >= THREADED && !threads_agree(self)) return 0; /* Python tells the kernel */
     int modes = asks(self->modes_on); /* of the user's, which would see what is asked */
     if (modes) return modes < 0 ? -1 : 0;
     /* of a small one it is not worth asking: it is read as the framework itself would read it */

@@ -1,78 +1,68 @@
 /* The inner loops, written once over vector macros; included for each instruction set (see _kernel_sets.h).
  *
  * LN(name) names a function for the set and TARGET lets the compiler use it. VF is a vector of W floats, VI of W int32
- * counters, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the latency of additions,
- * and HASHED blocks are hashed together, where the set multiplies 64-bit integers as vectors.
+ * counters, or one count of them all, VD of W/2 doubles, VL of W/2 int64 counters; U vectors are summed side by side to hide the
+ * latency of additions.
  */
 
+#define UNROLLED _Pragma("GCC unroll 16") /* early, so that what is summed stays in registers */
 #define SEGMENT (16 * U * W) /* floats whose sums stay in float32: no lane adds more than 16 of them, then float64 takes over */
 
-static TARGET inline __attribute__((always_inline)) void LN(hash_blocks)(uint64_t block, int count, uint64_t *bits, uint64_t *masks)
+/* Adds a block of 64 values. It is hashed here, by the scalar units, which have nothing else to do; `key` is (its number + 1) * GOLDEN. */
+static TARGET inline __attribute__((always_inline)) void LN(sketch_block)(const float *x, uint64_t key, VF *sums)
 {
-    for (int b = 0; b < count; b++) {
-        bits[b] = mix64((block + (uint64_t)b + 1) * GOLDEN);
-        masks[b] = (bits[b] * ROTATION) >> 58;
-    }
-}
-
-static TARGET inline __attribute__((always_inline)) void LN(sketch_block)(const float *x, uint64_t bits, uint64_t mask, VF *sums)
-{
-    unsigned far = (unsigned)mask & ~(unsigned)(W - 1);
+    uint64_t bits = mix64(key), rotated = bits * ROTATION;
+    __asm__("" : "+m"(bits)); /* to be read from memory, piece by piece, not to be shifted */
+    unsigned mask = (unsigned)(rotated >> 58), far = mask & ~(unsigned)(W - 1);
     VPERM_PREPARE(mask & (W - 1));
-    for (int j = 0; j < BUCKETS / W; j++) {
+    UNROLLED for (int j = 0; j < BUCKETS / W; j++) {
         unsigned from = (unsigned)(j * W) ^ far;
-        sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits >> from)));
+        sums[j] = VADD(sums[j], VPERM(VFLIP(VLOAD(x + from), bits, from)));
     }
 }
 
-/* Sums x - shift and its square, and finds the rest on the way; with `bits` it sketches, too: the two keep different units
- * of the processor busy. `shifted` and whether there are `bits` are constants wherever this is inlined. */
+/* Sums x - shift and its square, and finds the rest on the way; with `sketch` it sketches, too, x being
+ * whole blocks from number `block` on: the two keep different units of the processor busy. `shifted` and whether there is a
+ * `sketch` are constants wherever this is inlined. */
 static TARGET inline __attribute__((always_inline)) void LN(sums_f32)(const float *x, int n, float shift, int shifted, double *s1, double *s2,
-                                                                     Part *out, const uint64_t *bits, const uint64_t *masks, VF *sketch)
+                                                                     Part *out, uint64_t block, VF *sketch)
 {
     VF k = VSET1(shift), low[U], high[U];
-    VI zero[U];
-    for (int u = 0; u < U; u++) low[u] = VSET1(x[0]), high[u] = VSET1(x[0]), zero[u] = VIZERO();
-    int i = 0;
-    while (i + W <= n) {
+    VI zero = VIZERO();
+    const float *last = x + n, *at = x;
+    uint64_t key = (block + 1) * GOLDEN;
+    UNROLLED for (int u = 0; u < U; u++) low[u] = VSET1(x[0]), high[u] = VSET1(x[0]);
+#define SUM_VECTOR(u)                                                                                                          \
+    do {                                                                                                                       \
+        VF v_ = VLOAD(at + (u) * W), d_ = shifted ? VSUB(v_, k) : v_;                                                          \
+        low[u] = VMIN(low[u], v_);                                                                                             \
+        high[u] = VMAX(high[u], v_);                                                                                           \
+        zero = VCOUNT0(zero, v_);                                                                                              \
+        a[u] = VADD(a[u], d_);                                                                                                 \
+        b[u] = VFMA(d_, d_, b[u]);                                                                                             \
+    } while (0)
+    while (last - at >= W) {
         VF a[U], b[U];
-        for (int u = 0; u < U; u++) a[u] = VSET1(0), b[u] = VSET1(0);
-        int end = n - i < SEGMENT ? n : i + SEGMENT;
-        for (; i + U * W <= end; i += U * W) {
-            for (int u = 0; u < U; u++) {
-                VF v = VLOAD(x + i + u * W), d = shifted ? VSUB(v, k) : v;
-                low[u] = VMIN(low[u], v);
-                high[u] = VMAX(high[u], v);
-                zero[u] = VCOUNT0(zero[u], v);
-                a[u] = VADD(a[u], d);
-                b[u] = VFMA(d, d, b[u]);
-            }
-            if (bits) LN(sketch_block)(x + i, bits[i / BUCKETS], masks[i / BUCKETS], sketch);
+        UNROLLED for (int u = 0; u < U; u++) a[u] = VSET1(0), b[u] = VSET1(0);
+        const float *end = last - at < SEGMENT ? last : at + SEGMENT;
+        for (; end - at >= U * W; at += U * W) {
+            UNROLLED for (int u = 0; u < U; u++) SUM_VECTOR(u);
+            if (sketch) LN(sketch_block)(at, key, sketch), key += GOLDEN;
         }
-        for (; i + W <= end; i += W) {
-            VF v = VLOAD(x + i), d = shifted ? VSUB(v, k) : v;
-            low[0] = VMIN(low[0], v);
-            high[0] = VMAX(high[0], v);
-            zero[0] = VCOUNT0(zero[0], v);
-            a[0] = VADD(a[0], d);
-            b[0] = VFMA(d, d, b[0]);
-        }
-        for (int u = 1; u < U; u++) a[0] = VADD(a[0], a[u]), b[0] = VADD(b[0], b[u]);
+        for (; end - at >= W; at += W) SUM_VECTOR(0);
+        UNROLLED for (int u = 1; u < U; u++) a[0] = VADD(a[0], a[u]), b[0] = VADD(b[0], b[u]);
         *s1 += VSUM(a[0]);
         *s2 += VSUM(b[0]);
     }
-    for (int u = 1; u < U; u++) {
-        low[0] = VMIN(low[0], low[u]);
-        high[0] = VMAX(high[0], high[u]);
-        zero[0] = VIADD(zero[0], zero[u]);
-    }
+#undef SUM_VECTOR
+    UNROLLED for (int u = 1; u < U; u++) low[0] = VMIN(low[0], low[u]), high[0] = VMAX(high[0], high[u]);
     float least = VLEAST(low[0]), most = VMOST(high[0]);
-    int64_t zeros = VISUM(zero[0]);
-    for (; i < n; i++) {
-        double d = (double)x[i] - shift;
-        least = x[i] < least ? x[i] : least;
-        most = x[i] > most ? x[i] : most;
-        zeros += x[i] == 0;
+    int64_t zeros = VISUM(zero);
+    for (; at < last; at++) {
+        double d = (double)*at - shift;
+        least = *at < least ? *at : least;
+        most = *at > most ? *at : most;
+        zeros += *at == 0;
         *s1 += d;
         *s2 += d * d;
     }
@@ -95,9 +85,9 @@ static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
     for (int attempt = 0; attempt < 2; attempt++) {
         double s1 = 0, s2 = 0;
         if (*shift == 0)
-            LN(sums_f32)(x, n, 0, 0, &s1, &s2, out, NULL, NULL, NULL);
+            LN(sums_f32)(x, n, 0, 0, &s1, &s2, out, 0, NULL);
         else
-            LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out, NULL, NULL, NULL);
+            LN(sums_f32)(x, n, *shift, 1, &s1, &s2, out, 0, NULL);
         if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
         if (out->min != out->max && s2 < n * 0x1p-124) return 0;
         if (LN(finish)(s1, s2, *shift, out)) return 1;
@@ -111,21 +101,19 @@ static TARGET int LN(stats_f32)(const float *x, int n, float *shift, Part *out)
  * numbers to the bit as one after the other. */
 static TARGET int LN(fused_f32)(const float *x, uint64_t block, float *shift, Part *out, double *sums)
 {
-    uint64_t bits[CHUNK / BUCKETS], masks[CHUNK / BUCKETS];
-    LN(hash_blocks)(block, CHUNK / BUCKETS, bits, masks);
     VF sketch[BUCKETS / W];
-    for (int j = 0; j < BUCKETS / W; j++) sketch[j] = VSET1(0);
+    UNROLLED for (int j = 0; j < BUCKETS / W; j++) sketch[j] = VSET1(0);
     double s1 = 0, s2 = 0;
     if (*shift == 0)
-        LN(sums_f32)(x, CHUNK, 0, 0, &s1, &s2, out, bits, masks, sketch);
+        LN(sums_f32)(x, CHUNK, 0, 0, &s1, &s2, out, block, sketch);
     else
-        LN(sums_f32)(x, CHUNK, *shift, 1, &s1, &s2, out, bits, masks, sketch);
+        LN(sums_f32)(x, CHUNK, *shift, 1, &s1, &s2, out, block, sketch);
     if (!(s1 >= -DBL_MAX && s1 <= DBL_MAX && s2 <= DBL_MAX)) return 0;
     if (out->min != out->max && s2 < CHUNK * 0x1p-124) return 0;
     if (out->max > SKETCH_LIMIT || out->min < -SKETCH_LIMIT) return 0;
     if (!LN(finish)(s1, s2, *shift, out)) return 0;
     float stored[BUCKETS];
-    for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sketch[j]);
+    UNROLLED for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sketch[j]);
     for (int i = 0; i < BUCKETS; i++) sums[i] += stored[i];
     return 1;
 }
@@ -214,21 +202,17 @@ FINITE(finite_f64, double, DBL_MAX, __builtin_fabs)
 static TARGET void LN(sketch)(const float *x, int blocks, uint64_t block, double *out)
 {
     VF sums[BUCKETS / W];
-    for (int j = 0; j < BUCKETS / W; j++) sums[j] = VSET1(0);
-    for (int done = 0; done < blocks; done += HASHED) {
-        int here = blocks - done < HASHED ? blocks - done : HASHED;
-        uint64_t bits[HASHED], masks[HASHED];
-        LN(hash_blocks)(block + (uint64_t)done, here, bits, masks);
-        for (int b = 0; b < here; b++, x += BUCKETS) LN(sketch_block)(x, bits[b], masks[b], sums);
-    }
+    UNROLLED for (int j = 0; j < BUCKETS / W; j++) sums[j] = VSET1(0);
+    uint64_t key = (block + 1) * GOLDEN;
+    for (int b = 0; b < blocks; b++, x += BUCKETS, key += GOLDEN) LN(sketch_block)(x, key, sums);
     float stored[BUCKETS];
-    for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sums[j]);
+    UNROLLED for (int j = 0; j < BUCKETS / W; j++) VSTORE(stored + j * W, sums[j]);
     for (int i = 0; i < BUCKETS; i++) out[i] += stored[i];
 }
 
 static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t page)
 {
-    uint64_t total = 0;
+    DIGEST_START();
     for (; size > 0; size -= PAGE_BYTES, bytes += PAGE_BYTES, page++) {
         int stripes = size < PAGE_BYTES ? (int)(size / STRIPE_BYTES) : PAGE_STRIPES;
         int rest = size < PAGE_BYTES ? (int)(size % STRIPE_BYTES) : 0;
@@ -239,9 +223,9 @@ static TARGET uint64_t LN(digest)(const uint8_t *bytes, int64_t size, uint64_t p
             memcpy(padded, bytes + stripes * STRIPE_BYTES, rest);
             DIGEST_STRIPE(padded, digest_keys + stripes * DIGEST_LANES);
         }
-        DIGEST_END(total, (page * DIGEST_LANES + 1) * GOLDEN);
+        DIGEST_END((page * DIGEST_LANES + 1) * GOLDEN);
     }
-    return total;
+    return DIGEST_TOTAL();
 }
 
 #define EACH(type, expression)                                                                                                 \
@@ -326,3 +310,4 @@ static const Lanes LN(lanes) = {
 };
 
 #undef SEGMENT
+#undef UNROLLED

@@ -50,7 +50,6 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
 #define LANES_NAME "native"
 #define W 4
 #define U 2
-#define HASHED 1
 #define VF f4
 #define VI i4
 #define VD d2
@@ -65,7 +64,6 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
 #define VMAX(a, b) f4_pick((b) > (a), b, a)
 #define VCOUNT0(count, v) ((count) - (i4)((v) == 0))
 #define VIZERO() ((i4){0})
-#define VIADD(a, b) ((a) + (b))
 #define VSUM(v) ((double)(v)[0] + (v)[1] + ((double)(v)[2] + (v)[3]))
 #define VISUM(v) ((int64_t)(v)[0] + (v)[1] + (v)[2] + (v)[3])
 #define LESS(a, b) ((a) < (b) ? (a) : (b))
@@ -85,9 +83,11 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
 #define VLSUM(v) ((v)[0] + (v)[1])
 #define VDLEAST(v) LESS((v)[0], (v)[1])
 #define VDMOST(v) MORE((v)[0], (v)[1])
-#define VFLIP(v, bits) ((f4)((u4)(v) ^ (((u4){0, 0, 0, 0} + (uint32_t)(bits)) << (u4){31, 30, 29, 28} & 0x80000000u)))
+#define VFLIP(v, bits, from) ((f4)((u4)(v) ^ (((u4){0, 0, 0, 0} + (uint32_t)((bits) >> (from))) << (u4){31, 30, 29, 28} & 0x80000000u)))
 #define VPERM_PREPARE(mask) unsigned swap_ = (mask)
 #define VPERM(v) f4_swap(v, swap_)
+#define DIGEST_START() uint64_t total_ = 0
+#define DIGEST_TOTAL() total_
 #define DIGEST_BEGIN() uint64_t cell_[DIGEST_LANES] = {0}
 #define DIGEST_STRIPE(p, keys)                                                                                                 \
     do {                                                                                                                       \
@@ -98,8 +98,8 @@ static inline void any_widen_f16(const uint16_t *x, int n, float *out)
             cell_[l_] += (keyed_ & 0xffffffffu) * (keyed_ >> 32) + word_[l_ ^ 1];                                              \
         }                                                                                                                      \
     } while (0)
-#define DIGEST_END(total, place)                                                                                               \
-    for (int l_ = 0; l_ < DIGEST_LANES; l_++) total += mix64(cell_[l_] + (place) + (uint64_t)l_ * GOLDEN)
+#define DIGEST_END(place)                                                                                                      \
+    for (int l_ = 0; l_ < DIGEST_LANES; l_++) total_ += mix64(cell_[l_] + (place) + (uint64_t)l_ * GOLDEN)
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 
@@ -154,7 +154,6 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 #define LANES_NAME "native avx2"
 #define W 8
 #define U 2
-#define HASHED 1
 #define VF __m256
 #define VI __m256i
 #define VD __m256d
@@ -170,7 +169,6 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 #define VCOUNT0(count, v)                                                                                                      \
     _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_EQ_OQ)))
 #define VIZERO() _mm256_setzero_si256()
-#define VIADD(a, b) _mm256_add_epi32(a, b)
 #define VSUM(v)                                                                                                                \
     avx2_sum(_mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)), _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1))))
 #define VISUM(v) avx2_count(v)
@@ -190,10 +188,12 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
 #define VLSUM(v) avx2_count(v) /* the counts are small: their upper halves are 0 */
 #define VDLEAST(v) avx2_least_f64(v)
 #define VDMOST(v) (-avx2_least_f64(_mm256_xor_pd(v, _mm256_set1_pd(-0.0))))
-#define VFLIP(v, bits) avx2_flip(v, (uint32_t)(bits))
+#define VFLIP(v, bits, from) avx2_flip(v, (uint32_t)((bits) >> (from)))
 #define VPERM_PREPARE(mask)                                                                                                    \
     __m256i swap_ = _mm256_xor_si256(_mm256_set1_epi32((int)(mask)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define VPERM(v) _mm256_permutevar8x32_ps(v, swap_)
+#define DIGEST_START() uint64_t total_ = 0
+#define DIGEST_TOTAL() total_
 #define DIGEST_BEGIN() __m256i cell_[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, words_[2] = {cell_[0], cell_[0]}
 #define DIGEST_STRIPE(p, keys)                                                                                                 \
     for (int h_ = 0; h_ < 2; h_++) {                                                                                           \
@@ -202,19 +202,19 @@ static TARGET void avx2_widen_f16(const uint16_t *x, int n, float *out)
         cell_[h_] = _mm256_add_epi64(cell_[h_], product_);                                                                     \
         words_[h_] = _mm256_add_epi64(words_[h_], word_);                                                                      \
     }
-#define DIGEST_END(total, place)                                                                                               \
+#define DIGEST_END(place)                                                                                                      \
     do {                                                                                                                       \
         uint64_t sums_[DIGEST_LANES] __attribute__((aligned(32)));                                                             \
         for (int h_ = 0; h_ < 2; h_++)                                                                                         \
             _mm256_store_si256((__m256i *)sums_ + h_, _mm256_add_epi64(cell_[h_], _mm256_shuffle_epi32(words_[h_], 0x4E)));    \
-        for (int l_ = 0; l_ < DIGEST_LANES; l_++) total += mix64(sums_[l_] + (place) + (uint64_t)l_ * GOLDEN);                 \
+        for (int l_ = 0; l_ < DIGEST_LANES; l_++) total_ += mix64(sums_[l_] + (place) + (uint64_t)l_ * GOLDEN);                \
     } while (0)
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 
 /* ---- AVX-512 F, BW, DQ, VL ---- */
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")))
 
 static TARGET void avx512_widen_f16(const uint16_t *x, int n, float *out)
 {
@@ -222,32 +222,45 @@ static TARGET void avx512_widen_f16(const uint16_t *x, int n, float *out)
     for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
     for (; i < n; i++) out[i] = _cvtsh_ss(x[i]);
 }
+/* Sixteen of the 64 bits, from the memory that they lie in; compilers would take them through a general register, which is slower. */
+static TARGET inline __mmask16 avx512_bits(const uint64_t *bits, unsigned from)
+{
+    typedef uint16_t __attribute__((may_alias)) Half;
+    __mmask16 mask;
+    __asm__("kmovw %1, %0" : "=Yk"(mask) : "m"(((const Half *)bits)[from / 16]));
+    return mask;
+}
 static TARGET inline __m512i avx512_product(__m512i word, __m512i key)
 {
     __m512i keyed = _mm512_xor_si512(word, key);
-    return _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
+    return _mm512_mul_epu32(keyed, _mm512_shuffle_epi32(keyed, 0xF5)); /* by its upper halves */
 }
 
-/* The sum of mix64 over the lanes, to each of which its place is added first. */
-static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
+/* mix64 of each lane, to which its place is added first. */
+static TARGET inline __m512i avx512_mix(__m512i z, uint64_t place)
 {
-    const __m512i lanes = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64((int64_t)GOLDEN));
+    const __m512i lanes = _mm512_setr_epi64(0, GOLDEN, GOLDEN * 2, GOLDEN * 3, GOLDEN * 4, GOLDEN * 5, GOLDEN * 6, GOLDEN * 7);
     z = _mm512_add_epi64(z, _mm512_add_epi64(_mm512_set1_epi64((int64_t)place), lanes));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9ull));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBull));
-    uint64_t mixed[DIGEST_LANES] __attribute__((aligned(64)));
-    _mm512_store_si512(mixed, _mm512_xor_si512(z, _mm512_srli_epi64(z, 31)));
-    return mixed[0] + mixed[1] + mixed[2] + mixed[3] + mixed[4] + mixed[5] + mixed[6] + mixed[7];
+    return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+}
+
+/* Not the reduction that the compiler has, which adds as signed integers. */
+static TARGET inline uint64_t avx512_total(__m512i v)
+{
+    uint64_t parts[DIGEST_LANES] __attribute__((aligned(64)));
+    _mm512_store_si512(parts, v);
+    return parts[0] + parts[1] + parts[2] + parts[3] + parts[4] + parts[5] + parts[6] + parts[7];
 }
 
 #define LN(name) avx512_##name
 #define LANES_NAME "native avx512"
 #define W 16
 #define U 4
-#define HASHED 32
 #define FUSED avx512_fused_f32 /* the others have too few registers for it */
 #define VF __m512
-#define VI __m512i
+#define VI int64_t
 #define VD __m512d
 #define VL __m512i
 #define VLOAD(p) _mm512_loadu_ps(p)
@@ -258,13 +271,12 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
 #define VFMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define VMIN(a, b) _mm512_min_ps(a, b)
 #define VMAX(a, b) _mm512_max_ps(a, b)
-#define VCOUNT0(count, v)                                                                                                      \
-    _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_EQ_OQ), count, _mm512_set1_epi32(1))
-#define VIZERO() _mm512_setzero_si512()
-#define VIADD(a, b) _mm512_add_epi32(a, b)
+/* Zeros are counted by the scalar units, and the masks of signs come from memory: the vector units have the rest to do. */
+#define VCOUNT0(count, v) ((count) + __builtin_popcount(_mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_EQ_OQ)))
+#define VIZERO() 0
 #define VSUM(v)                                                                                                                \
     _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))))
-#define VISUM(v) ((int64_t)_mm512_reduce_add_epi32(v))
+#define VISUM(v) (v)
 #define VLEAST(v) _mm512_reduce_min_ps(v)
 #define VMOST(v) _mm512_reduce_max_ps(v)
 #define VDLOAD(p) _mm512_loadu_pd(p)
@@ -281,19 +293,21 @@ static TARGET inline uint64_t avx512_mix(__m512i z, uint64_t place)
 #define VLSUM(v) ((int64_t)_mm512_reduce_add_epi64(v))
 #define VDLEAST(v) _mm512_reduce_min_pd(v)
 #define VDMOST(v) _mm512_reduce_max_pd(v)
-#define VFLIP(v, bits) _mm512_mask_xor_ps(v, (__mmask16)(bits), v, _mm512_set1_ps(-0.0f))
-#define VPERM_PREPARE(mask)                                                                                                    \
-    __m512i swap_ = _mm512_xor_si512(_mm512_set1_epi32((int)(mask)),                                                           \
-                                     _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#define VFLIP(v, bits, from) _mm512_mask_xor_ps(v, avx512_bits(&(bits), from), v, _mm512_set1_ps(-0.0f))
+#define VPERM_PREPARE(mask) __m512i swap_ = _mm512_load_si512(lane_swaps[mask])
 #define VPERM(v) _mm512_permutexvar_ps(swap_, v)
+#define DIGEST_START() __m512i total_ = _mm512_setzero_si512()
+#define DIGEST_TOTAL() avx512_total(total_)
 #define DIGEST_BEGIN() __m512i cell_ = _mm512_setzero_si512(), words_ = cell_
 #define DIGEST_STRIPE(p, keys)                                                                                                 \
     do {                                                                                                                       \
         __m512i word_ = _mm512_loadu_si512(p);                                                                                 \
+        __asm__("" : "+v"(word_)); /* to be loaded once, where compilers would twice */                                        \
         cell_ = _mm512_add_epi64(cell_, avx512_product(word_, _mm512_load_si512(keys)));                                       \
         words_ = _mm512_add_epi64(words_, word_);                                                                              \
     } while (0)
-#define DIGEST_END(total, place) total += avx512_mix(_mm512_add_epi64(cell_, _mm512_shuffle_epi32(words_, 0x4E)), place)
+#define DIGEST_END(place)                                                                                                      \
+    total_ = _mm512_add_epi64(total_, avx512_mix(_mm512_add_epi64(cell_, _mm512_shuffle_epi32(words_, 0x4E)), place))
 #include "_kernel_lanes.h"
 #include "_kernel_unset.h"
 #endif
@@ -308,7 +322,7 @@ static int available_lanes(const Lanes **found)
     int f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
-        && __builtin_cpu_supports("avx512vl"))
+        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("popcnt"))
         found[count++] = &avx512_lanes;
     if (avx2) found[count++] = &avx2_lanes;
 #endif

@@ -57,6 +57,7 @@ typedef struct {
 } Lanes;
 
 static uint64_t digest_keys[PAGE_STRIPES * DIGEST_LANES] __attribute__((aligned(64)));
+static int32_t lane_swaps[16][16] __attribute__((aligned(64))); /* [mask][lane]: lane ^ mask */
 static float float8_values[5][256]; /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, E8M0FNU */
 
 static inline uint64_t mix64(uint64_t z)
@@ -80,6 +81,7 @@ static inline double small_float(int exponent_bits, int mantissa_bits, int bias,
 static void fill_tables(void)
 {
     for (uint64_t i = 0; i < PAGE_STRIPES * DIGEST_LANES; i++) digest_keys[i] = mix64(SEED + (i + 1) * GOLDEN);
+    for (int32_t i = 0; i < 256; i++) lane_swaps[i / 16][i % 16] = i / 16 ^ i % 16;
     for (unsigned i = 0; i < 256; i++) {
         unsigned magnitude = i & 0x7f;
         float sign = i & 0x80 ? -1.0f : 1.0f, nan = __builtin_nanf(""), inf = __builtin_inff();

@@ -1,7 +1,9 @@
 /* Forgets the vector macros of one instruction set, before the next one defines them. */
 #undef DIGEST_BEGIN
 #undef DIGEST_END
+#undef DIGEST_START
 #undef DIGEST_STRIPE
+#undef DIGEST_TOTAL
 #undef FUSED
 #undef LANES_NAME
 #undef LN
@@ -25,7 +27,6 @@
 #undef VFLIP
 #undef VFMA
 #undef VI
-#undef VIADD
 #undef VISUM
 #undef VIZERO
 #undef VL
@@ -43,4 +44,3 @@
 #undef VSUB
 #undef VSUM
 #undef W
-#undef HASHED
