@@ -241,6 +241,26 @@ def test_gradients_of_one_step_that_come_in_another(acts: list[str]) -> None:
     assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
 
 
+def test_two_sessions_rest_each_at_its_own_steps() -> None:
+    acts = ["infer"] * 9 + ["train"] * 9 + ["hook"] + ["infer"] * 5 + ["unhook", "fail"] + ["train"] * 9
+
+    def seen(*, native: bool) -> list[Any]:
+        torch.manual_seed(0)
+        net = _Net()
+        with pytest.MonkeyPatch.context() as patch:
+            if not native:
+                patch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+            with th.record(net, every=4) as first, th.record(net, every=7) as second:
+                run = _Run(net, first)
+                for act in acts:
+                    getattr(run, act)()
+        return [(_rows(rec), rec.recording.manifest.steps, rec.recording.steps) for rec in (first, second)]
+
+    native = seen(native=True)
+    assert native == seen(native=False)
+    assert [steps for _, _, steps in native] == [list(range(0, 33, 4)), list(range(0, 33, 7))]
+
+
 def _functions_of_ours(work: Callable[[], Any]) -> set[str]:
     """Which functions of tenterhook's run meanwhile."""
     ours, folder = set(), str(Path(th.__file__).parent)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import tenterhook as th
 from tenterhook.backends import _torch_device as devices
+from tenterhook.backends._torch_native import storage_access
 from tenterhook.backends.torch import BACKEND, TorchBackend
 from tenterhook.stats import STATISTICS, describe, merge
 from tenterhook.stats.layout import COMPLEX32
@@ -282,7 +283,7 @@ def test_a_tensor_whose_storage_is_gone(path: str) -> None:
         assert (row["numel"], row["digest"], row["note"]) == (None, None, "Tensor: no storage of its own")
 
 
-@pytest.mark.parametrize("numel", [20_000, 50_000_000])
+@pytest.mark.parametrize("numel", [2000, 20_000, 50_000_000])
 @pytest.mark.parametrize("view", [lambda t: t, lambda t: t[numel_of(t) // 2 :], lambda t: t.view(2, -1).t()])
 def test_a_storage_that_was_made_smaller_is_not_read_past_its_end(
     numel: int, view: Callable[[Tensor], Tensor], path: str
@@ -292,6 +293,46 @@ def test_a_storage_that_was_made_smaller_is_not_read_past_its_end(
     whole.untyped_storage().resize_(4096)
     row = row_of(tensor)
     assert (row["mean"], row["note"]) == (None, "Tensor: its storage has been made smaller than it is")
+
+
+@pytest.mark.parametrize("numel", [1025, 8000])
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[1:], lambda t: t[5:5], lambda t: t[:1000], lambda t: t[::2]])
+def test_what_is_left_of_a_storage_is_measured(
+    monkeypatch: pytest.MonkeyPatch, numel: int, view: Callable[[Tensor], Tensor]
+) -> None:
+    """Also where libtorch's own functions cannot be asked."""
+    whole = torch.ones(numel)
+    tensor = view(whole)
+    whole.untyped_storage().resize_(4096)
+    rows = [row_of(tensor)]
+    monkeypatch.setattr("tenterhook.backends._torch_native.storage_access", lambda: None)
+    rows.append(row_of(tensor))
+    monkeypatch.setattr("tenterhook.capture.new_engine", lambda parts: None)
+    rows.append(row_of(tensor))
+    for row in rows:
+        del row["path"], row["seq"], row["call_seq"]
+    assert rows[0] == rows[1] == rows[2]
+    assert (rows[0]["numel"] is None) == (numel_of(tensor) > 0 and end_of(tensor) > 1024)
+
+
+def test_how_storages_are_asked_does_not_depend_on_what_is_on() -> None:
+    expected = storage_access()
+    assert expected is not None
+    storage_access.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch._subclasses.FakeTensorMode(), torch.inference_mode():
+            assert storage_access() == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def end_of(tensor: Tensor) -> int:
+    return (
+        tensor.storage_offset()
+        + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        + 1
+    )
 
 
 def numel_of(tensor: Tensor) -> int:

@@ -51,6 +51,8 @@ class FrameworkParts:
         is_neg: whether a tensor is a negated view.
         is_view: whether a tensor is a view.
         threads: how many threads the framework computes with just now.
+        storage: how many bytes into a tensor's object its handle lies, and the addresses of the C functions that take that and give
+            the size of its storage in bytes, and its offset there in elements; None where its methods have to be asked.
         new_hooks: an empty table of a tensor's hooks.
         unusual: lists that have something in them while hooks of ours wait to be taken off.
         notices: containers that have something in them for the next call that begins a step to look at.
@@ -78,6 +80,7 @@ class FrameworkParts:
     tracing: Any = None
     call: Any = None
     call_impl: Any = None
+    storage: tuple[int, int, int] | None = None
     global_tables: tuple[Any, ...] | None = None
 
 
@@ -112,6 +115,8 @@ def new_engine(parts: FrameworkParts | None) -> Any:
     ):
         setattr(engine, name, getattr(parts, name))
     engine.kernel_threads = _kernel.threads if _kernel is not None else None
+    if parts.storage is not None:
+        engine.storage_place, engine.storage_size, engine.storage_offset = parts.storage
     engine.busy, engine.notices = parts.unusual, parts.notices
     engine.global_tables = parts.global_tables
     engine.arounds = {}

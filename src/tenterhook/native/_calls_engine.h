@@ -38,6 +38,7 @@ typedef struct {
     int64_t call_words[WORDS], value_words[WORDS], dtype_words[DTYPES_KNOWN];
     Known shapes[SHAPES]; /* of tensors that belong to no call */
     long long calls_recorded, values_recorded, hook_ns;
+    long long storage_place, storage_size, storage_offset; /* where a tensor's handle is in it, and the functions that take that; or 0 */
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
     /* steps that are not recorded (_calls_resting.h) */
     PyObject *resting; /* the place whose calls end them */

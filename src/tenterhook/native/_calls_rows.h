@@ -136,6 +136,20 @@ static int threads_agree(Engine *self)
     return agree > 0;
 }
 
+typedef int32_t (*AskStorage)(void *handle, int64_t *answer); /* of libtorch's stable functions: not 0 where it has failed */
+
+/* Whether the storage of a tensor still has all of it: `storage.resize_()` may have made it smaller. */
+static int has_all(const Engine *self, PyObject *tensor, const DLTensor *found)
+{
+    if (!numel_of(found)) return 1;
+    if (!self->storage_place) return storage_holds(tensor, found);
+    void *handle = (char *)tensor + self->storage_place;
+    int64_t size, first;
+    if (((AskStorage)(uintptr_t)self->storage_size)(handle, &size)) return 0;
+    if (((AskStorage)(uintptr_t)self->storage_offset)(handle, &first)) return 0;
+    return (first + end_of(found)) * (found->dtype.bits / 8) <= size;
+}
+
 /* Looks at a tensor: 1 where it is plain, dense and on the host, 0 where Python has to look, -1 with an exception set. */
 static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
 {
@@ -153,8 +167,7 @@ static int is_plain(Engine *self, PyObject *tensor, DLTensor *found, int *dtype)
     if (self->measures && numel_of(found) >= THREADED && !threads_agree(self)) return 0; /* Python tells the kernel */
     int modes = asks(self->modes_on); /* of the user's, which would see what is asked */
     if (modes) return modes < 0 ? -1 : 0;
-    /* of a small one it is not worth asking: it is read as the framework itself would read it */
-    if (self->measures && numel_of(found) * (found->dtype.bits / 8) > LARGE_BYTES && !storage_holds(tensor, found)) return 0;
+    if (self->measures && !has_all(self, tensor, found)) return 0;
     PyObject *negated = PyObject_CallFunctionObjArgs(self->is_neg, tensor, NULL);
     if (!negated) return -1;
     Py_DECREF(negated);

@@ -93,20 +93,26 @@ static int has_storage(PyObject *tensor)
     return has;
 }
 
-/* Whether the storage of a tensor still has all of it: `storage.resize_()` may have made it smaller. */
-static int storage_holds(PyObject *tensor, const DLTensor *found)
+/* How many elements lie between a tensor's first one and the end of its last: of one that has elements. */
+static int64_t end_of(const DLTensor *found)
 {
     int64_t end = 1, flat = 1;
     for (int i = found->ndim - 1; i >= 0; i--) {
         end += (found->shape[i] - 1) * (found->strides ? found->strides[i] : flat);
         flat *= found->shape[i];
     }
+    return end;
+}
+
+/* Whether the storage of a tensor still has all of it, asked through Python. */
+static int storage_holds(PyObject *tensor, const DLTensor *found)
+{
     PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
     PyObject *address = storage ? PyObject_CallMethod(storage, "data_ptr", NULL) : NULL;
     PyObject *size = storage ? PyObject_CallMethod(storage, "nbytes", NULL) : NULL;
     uint64_t first = address ? PyLong_AsUnsignedLongLong(address) : 0, bytes = size ? PyLong_AsUnsignedLongLong(size) : 0;
     int holds = !PyErr_Occurred()
-                && (uintptr_t)found->data + found->byte_offset + (uint64_t)end * (found->dtype.bits / 8) <= first + bytes;
+                && (uintptr_t)found->data + found->byte_offset + (uint64_t)end_of(found) * (found->dtype.bits / 8) <= first + bytes;
     Py_XDECREF(storage);
     Py_XDECREF(address);
     Py_XDECREF(size);
