@@ -82,6 +82,9 @@ class _Run:
         self.train()
         self.optimizer.step()
 
+    def have_optimizer(self) -> None:
+        self.optimizer = self.optimizer or torch.optim.SGD(self.net.parameters(), lr=0.0)
+
     def say(self) -> None:
         self.rec.step()
 
@@ -239,6 +242,13 @@ def test_what_comes_amid_a_rest(act: str, before: str) -> None:
 def test_gradients_of_one_step_that_come_in_another(acts: list[str]) -> None:
     sampling = {"every": 4, "recompute": True}
     assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
+
+
+@pytest.mark.parametrize("before", [["infer"], ["infer"] * 3, ["train"], []])
+def test_evaluation_after_an_optimizer_was_found_ends_no_steps(before: list[str]) -> None:
+    acts = [*before, "have_optimizer", "train", *["infer"] * 5, "train", *["infer"] * 3, "optimize", *["infer"] * 3]
+    for sampling in ({"every": 10}, {"steps": "0:1"}):
+        assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
 
 
 def test_two_sessions_rest_each_at_its_own_steps() -> None:
