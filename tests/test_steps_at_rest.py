@@ -251,6 +251,25 @@ def test_evaluation_after_an_optimizer_was_found_ends_no_steps(before: list[str]
         assert _seen(acts, sampling, native=True) == _seen(acts, sampling, native=False)
 
 
+@pytest.fixture(scope="module")
+def compiler() -> None:
+    torch.compile(nn.Identity(), backend="eager")(torch.ones(1))  # the first use of it changes torch itself for good
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.usefixtures("compiler")
+def test_a_root_compiled_in_place_between_samples_is_followed_on(at: int) -> None:
+    net = _Net()
+    with th.record(net, every=4) as rec:
+        run = _Run(net, rec)
+        for step in range(14):
+            if step == at:
+                net.compile(backend="eager")
+            run.infer()
+    assert (rec.recording.manifest.steps, rec.recording.steps) == (14, [0, 4, 8, 12])
+    assert type(vars(net)["_compiled_call_impl"]).__name__ == "function"  # the user's is still there
+
+
 def test_two_sessions_rest_each_at_its_own_steps() -> None:
     acts = ["infer"] * 9 + ["train"] * 9 + ["hook"] + ["infer"] * 5 + ["unhook", "fail"] + ["train"] * 9
 

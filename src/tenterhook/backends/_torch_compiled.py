@@ -21,7 +21,7 @@ from tenterhook.backends._switch import Switch
 from tenterhook.backends._torch_models import running_modules
 from tenterhook.errors import UnsupportedError
 
-__all__ = ["CompiledRuns", "hold_compiler", "is_compiled", "is_under_compiled", "look_for_compiled", "runs"]
+__all__ = ["CompiledRuns", "hold_compiler", "is_compiled", "is_under_compiled", "look_for_compiled", "runs", "standing"]
 
 _COMPILER = "torch._dynamo"  # torch imports it when something is compiled for the first time
 
@@ -88,6 +88,18 @@ def _all_looking() -> list[CompiledRuns]:
 runs: dict[int, bool] = {}
 """Threads that have called a compiled function since the last look; not empty is what a hook has to find out."""
 
+standing: weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+"""What stands around the calls of modules where ``module.compile()`` puts what it makes: that displaces it without a word."""
+
+
+def _put_hooks_back(function: Any) -> None:
+    """Have hooks of a module that was compiled in place follow its calls, this one already."""
+    module = getattr(function, "__self__", None)
+    if isinstance(module, nn.Module):
+        for around in standing.get(module, ()):
+            if around.on and around.give_way is not None and module.__dict__.get("_compiled_call_impl") is not around:
+                around.give_way()
+
 
 def _is_compiled_in_part(model: nn.Module) -> bool:
     return any(map(is_compiled, model.modules()))
@@ -117,6 +129,8 @@ def _seeing_runs() -> Callable[[], None]:
     choose = compiler._callback_from_stance
 
     def callback_from_stance(callback: Any) -> Any:
+        if standing and callable(callback):
+            _put_hooks_back(sys._getframe(1).f_locals.get("fn"))
         if _looking and callable(callback):
             for module in running_modules():
                 for one in _all_looking():

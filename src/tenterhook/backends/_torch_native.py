@@ -21,7 +21,7 @@ from torch.nn.modules import module as _module_registries
 
 from tenterhook.backends._torch_attachments import Attachment, late_removals
 from tenterhook.backends._torch_checkpoint import top_saved_tensor_hooks
-from tenterhook.backends._torch_compiled import runs
+from tenterhook.backends._torch_compiled import runs, standing
 from tenterhook.backends._torch_device import unseen
 from tenterhook.backends._types import Yielding
 from tenterhook.native import NATIVE, FrameworkParts
@@ -220,6 +220,7 @@ class NativeAttachment(Yielding):
         self._around = NATIVE.Around(*native, module, *handlers, _called)
         self._around.give_way = self.give_way
         self._place.around = self._around
+        standing[module] = (*standing.get(module, ()), self._around)
         self._put(module)
 
     def _put(self, module: nn.Module) -> None:
@@ -258,7 +259,13 @@ class NativeAttachment(Yielding):
 
     def remove(self) -> None:
         """Take it off."""
-        self._take()
+        module = self._take()
+        if module is not None:
+            rest = tuple(around for around in standing.get(module, ()) if around is not self._around)
+            if rest:
+                standing[module] = rest
+            else:
+                standing.pop(module, None)
         self._around.yielded = False
         self._around.give_way = None  # a cycle
         if self._place.around is self._around:
