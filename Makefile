@@ -6,7 +6,8 @@
 #   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
 #   make test-python-calls  the tests of what is recorded, without the native code for plain calls
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
-#   make test-oldest   what hooks promise, and statistics (tests/semantics, tests/stats), on the oldest torch that is supported, in an environment of its own
+#   make test-oldest   what hooks and statistics promise (tests/semantics, tests/stats), on the oldest torch that is
+#                supported, in an environment of its own
 #
 # Variables:
 #   PYTHON, PYTHON_MINDSPORE   the interpreters to build the environments from

@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes ``docs/performance.md``: ``make benchmarks``.
 
-    python -m benchmarks.performance [--rounds 7] [--steps 100000] [--seconds 0.5]
+    python -m benchmarks.performance [--rounds 5] [--steps 100000] [--seconds 0.5]
 
 Each part runs in a process of its own. Nothing in the page is written by hand, but for the words.
 """
@@ -258,7 +258,7 @@ def kernel(seconds: float) -> Iterator[str]:
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description="Run the benchmarks and write docs/performance.md.")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5, help="of slow networks; fast ones have more")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure of the kernel")
     parser.add_argument("--models", default=",".join(MODELS))

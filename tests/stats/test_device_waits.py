@@ -171,3 +171,32 @@ def test_the_digest_of_a_tensor_of_a_device_is_told_at_once(transfers: list[str]
     host.measure_array(0, np.ones(5000, np.float32))
     assert changing._digest(BACKEND, ones) == int(host.digests[0])
     assert changing._digest(BACKEND, twos) != changing._digest(BACKEND, ones)
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_a_mode_of_the_users_changes_nothing_in_that(transfers: list[str], ops: bool) -> None:
+    model, x = net(), torch.randn(200, 16)
+
+    def step() -> None:
+        with Watching():
+            model(x).square().mean().backward()
+
+    step()
+    transfers.clear()
+    step()
+    of_the_model = transfers.copy()
+    with th.record(model, ops=ops, on_error="raise") as rec:
+        for _ in range(3):
+            transfers.clear()
+            step()
+            rec.step()
+            assert transfers == of_the_model
+            table = rec.table("values")
+            assert transfers == [*of_the_model, "cpu", "numpy"], "one parcel"
+    assert table["numel"].null_count == table["sketch"].null_count == 0
+    assert len(table) == 3 * 2 * 5
