@@ -96,9 +96,8 @@ def _put_hooks_back(function: Any) -> None:
     """Have hooks of a module that was compiled in place follow its calls, this one already."""
     module = getattr(function, "__self__", None)
     if isinstance(module, nn.Module):
-        for around in standing.get(module, ()):
-            if around.on and around.give_way is not None and module.__dict__.get("_compiled_call_impl") is not around:
-                around.give_way()
+        for attachment in standing.get(module, ()):
+            attachment.give_way_if_displaced()
 
 
 def _is_compiled_in_part(model: nn.Module) -> bool:

@@ -220,7 +220,7 @@ class NativeAttachment(Yielding):
         self._around = NATIVE.Around(*native, module, *handlers, _called)
         self._around.give_way = self.give_way
         self._place.around = self._around
-        standing[module] = (*standing.get(module, ()), self._around)
+        standing[module] = (*standing.get(module, ()), self)
         self._put(module)
 
     def _put(self, module: nn.Module) -> None:
@@ -251,6 +251,11 @@ class NativeAttachment(Yielding):
         if module is not None and self._hooks is None:
             self._use_hooks(module).put_first()
 
+    def give_way_if_displaced(self) -> None:
+        """Put hooks into the tables where the module has been compiled in place, while we were on."""
+        if self._around.on and not self.live:
+            self.give_way()
+
     def _use_hooks(self, module: nn.Module) -> Attachment:
         self._hooks = hooks = self._put_hooks(module)
         self._around.replaced = True
@@ -261,7 +266,7 @@ class NativeAttachment(Yielding):
         """Take it off."""
         module = self._take()
         if module is not None:
-            rest = tuple(around for around in standing.get(module, ()) if around is not self._around)
+            rest = tuple(one for one in standing.get(module, ()) if one is not self)
             if rest:
                 standing[module] = rest
             else:
