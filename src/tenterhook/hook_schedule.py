@@ -57,9 +57,8 @@ class HookSchedule:
         self._wanted: list[int] = []  # those of them that are recorded
         self._paused = False
         self._between = False
-        self._grouped: tuple[list[Watched], int, list[list[Watched]]] | None = (
-            None  # of a list, so long: modules by kind
-        )
+        # Of a list, so long: modules by kind.
+        self._grouped: tuple[list[Watched], int, list[list[Watched]]] | None = None
         self._plans: dict[object, _Plan] = {}  # for those kinds, by what they follow from: few come again and again
         self._state: tuple[object, ...] | None = None  # what the hooks that are on now follow from
         self._rates: tuple[frozenset[int], frozenset[int]] = frozenset(), frozenset()  # recorded now; with hooks on

@@ -98,9 +98,8 @@ class StepCount:
 
     def _rest(self, root: Watched, thread: int) -> None:
         """Have the native path count the steps that this thread's calls of the root end, as long as nothing else is to be done."""
-        if (
-            self._engine is None or not self.needs_root
-        ):  # an optimizer may just have been found, and ends them from now on
+        # An optimizer may have been found just now: it ends steps from here on.
+        if self._engine is None or not self.needs_root:
             return
         if self.step + 1 < self.rests_until and len(self._roots_run) == 1:
             self._engine.rest(root, self.rests_until, thread, self._steps_by == "forward")
