@@ -3,7 +3,7 @@
 #   make demo    record a training run of examples/digits.py and look at it
 #   make test    the whole test suite
 #   make check   format, lint, types, layers, news
-#   make benchmarks   measure what recording costs, and write docs/performance.md (half an hour)
+#   make benchmarks   measure what recording costs, and write docs/performance.md (an hour)
 #   make test-python-calls  the tests of what is recorded, without the native code for plain calls
 #   make test-mindspore   the tests that need MindSpore, in an environment of their own
 #   make test-oldest   what hooks and statistics promise (tests/semantics, tests/stats), on the oldest torch that is

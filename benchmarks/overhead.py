@@ -30,10 +30,12 @@ from benchmarks.models import MODELS, build
 __all__ = [
     "BOTH",
     "FORWARD",
+    "MORE",
     "VARIANTS",
     "WORKS",
     "Figure",
     "count_calls",
+    "is_short",
     "keep_memory",
     "ratio",
     "run_model",
@@ -45,7 +47,8 @@ BOTH = "forward and backward"
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
 _PAIR_SECONDS = 0.12
 _FEWEST = 5  # steps of a network that is slow
-_MORE = 3  # times as many rounds for one that is not: its turns are short
+MORE = 3
+"""Times as many rounds where a step is short."""
 _WRITTEN_SECONDS = 1.2  # rows reach the disk after a second, or 32 MB, at the latest
 
 
@@ -189,44 +192,58 @@ def run_model(name: str, rounds: int) -> Iterator[tuple[str, str, Figure]]:
     for label, work in WORKS.items():
         step = partial(work, net, x)
         step()
-        enough = rounds * (_MORE if _seconds(step, 2) * _FEWEST <= _PAIR_SECONDS else 1)
+        enough = rounds * (MORE if is_short(step) else 1)
         for variant, how in VARIANTS.items():
             if label in how.works:
                 session = partial(how.session, net)
                 yield label, variant, ratio(step, session, rounds=enough, calls=calls, unit=how.unit)
 
 
-def written(name: str, rounds: int) -> Iterator[tuple[str, str, float]]:
-    """Measure what writing adds: steps recorded in memory, to disk and in memory again take turns.
+def is_short(step: Callable[[], None]) -> bool:
+    """Say whether a step is so short that its turns are, too, and more of them are needed."""
+    return _seconds(step, 2) * _FEWEST <= _PAIR_SECONDS
 
-    What closing costs is not in it; what is turned into Parquet while the run goes on is.
+
+def written(name: str, rounds: int) -> Iterator[tuple[str, str, list[float], bool]]:
+    """Measure what writing adds: steps recorded to disk take turns with steps recorded in memory.
+
+    A turn on disk is set against the mean of the turns in memory before and after it; a turn in memory, against the mean of the
+    turns in memory before and after it, is the control. What closing costs is not in it; what is turned into Parquet while the
+    run goes on is.
+
+    Args:
+        name: of the network.
+        rounds: turns on disk, 2 or more.
 
     Yields:
-        What was timed, what was set against the first turn in memory, and the median of the ratios.
+        What was timed, what was set against the turns in memory, the ratios, and whether a step is short.
     """
     net, x = build(name)
-    ways: dict[str, Callable[[nn.Module], AbstractContextManager[object]]] = {
-        "in memory": _record(),
-        "to disk": _to_disk,
-        "in memory again (control)": _record(),
-    }
+    memory, disk = partial(_record(), net), partial(_to_disk, net)
     for label, work in WORKS.items():
         step = partial(work, net, x)
         step()
         times = max(_FEWEST, round(_WRITTEN_SECONDS / _seconds(step, 3)))
-        taken: dict[str, list[float]] = {way: [] for way in ways}
-        for turn in range(rounds + 1):
-            for way in list(ways)[:: 1 if turn % 2 else -1]:
-                gc.collect()
-                with ways[way](net):
-                    step()
-                    step()
-                    seconds = _seconds(step, times)
-                if turn:  # the first warms up
-                    taken[way].append(seconds)
-        first, *others = taken
-        for way in others:
-            yield label, way, statistics.median(one / base for one, base in zip(taken[way], taken[first], strict=True))
+        _turn(step, disk, times // 4)  # warms up
+        around, inside = [_turn(step, memory, times)], []
+        for _ in range(rounds):
+            inside.append(_turn(step, disk, times))
+            around.append(_turn(step, memory, times))
+        short = is_short(step)
+        yield label, "to disk", _to_mean(inside, around[:-1], around[1:]), short
+        yield label, "in memory (control)", _to_mean(around[1:-1], around[:-2], around[2:]), short
+
+
+def _to_mean(times: list[float], before: list[float], after: list[float]) -> list[float]:
+    return [one / ((earlier + later) / 2) for one, earlier, later in zip(times, before, after, strict=True)]
+
+
+def _turn(step: Callable[[], None], session: Callable[[], AbstractContextManager[object]], times: int) -> float:
+    gc.collect()
+    with session():
+        step()
+        step()
+        return _seconds(step, times)
 
 
 def main() -> None:
@@ -242,8 +259,9 @@ def main() -> None:
     keep_memory()
     for name in arguments.models.split(","):
         if arguments.written:
-            for label, way, median in written(name, arguments.rounds):
-                print(json.dumps({"model": name, "work": label, "what": way, "ratio": median}), flush=True)
+            for label, way, ratios, short in written(name, arguments.rounds):
+                found = {"model": name, "work": label, "what": way, "ratios": ratios, "short": short}
+                print(json.dumps(found), flush=True)
             continue
         for label, variant, figure in run_model(name, arguments.rounds):
             if arguments.json:

@@ -71,8 +71,12 @@ class _Run:
         self.losses.append(out.sum())
 
     def late(self) -> None:
-        if self.losses:
+        if not self.losses:
+            return
+        try:
             self.losses[0].backward(retain_graph=True)
+        except RuntimeError as error:  # torch refuses it half-way, where an optimizer has stepped since
+            assert "modified by an inplace operation" in str(error)
 
     def forget(self) -> None:
         self.losses.clear()

@@ -173,10 +173,6 @@ class Capture:
         """
         release_each([one for one in self.watched if one is not but], rest=rest)
 
-    def release(self, watched: Watched, *, rest: bool = False) -> None:
-        """Take the hooks of one module off."""
-        release(watched, rest=rest)
-
     def stop(self, reason: str) -> None:
         """Give up, keeping what has been recorded."""
         if self.failure is None:
@@ -237,10 +233,10 @@ class Capture:
             changed = None
             if watched.wanted and watched.due and self.tracker.follows_calls:
                 changed = self._before(call, module, args, kwargs)
-            elif watched.attachment is None:
-                self.tracker.end(
-                    watched
-                )  # the step that begins with this call is not recorded: its hooks have just come off
+            elif (
+                watched.attachment is None
+            ):  # the step that begins with this call is not recorded: its hooks have come off
+                self.tracker.end(watched)
             if not call.seq % _SAMPLED:
                 self._hook_ns += (self.tracker.now_ns() - call.start_ns) * _SAMPLED
             return changed

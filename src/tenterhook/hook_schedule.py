@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from tenterhook.attaching import release
 from tenterhook.calls import Watched
 from tenterhook.capture import Capture
 from tenterhook.parameters import ParameterWatch
@@ -191,7 +192,7 @@ class HookSchedule:
         if self._needs_hooks(watched):
             self._capture.attach(watched)
         else:
-            self._capture.release(watched, rest=True)
+            release(watched, rest=True)
 
     def _needs_hooks(self, watched: Watched) -> bool:
         """Whether a module is to have hooks now; tells it whether it is recorded on the present step."""
