@@ -1,8 +1,9 @@
 """Runs the benchmarks and writes ``docs/performance.md``: ``make benchmarks``.
 
     python -m benchmarks.performance [--rounds 5] [--steps 100000] [--seconds 0.5]
+    python -m benchmarks.performance --only writing,kernel    measures these parts anew; the others stay on the page as they are
 
-Each part runs in a process of its own. Nothing in the page is written by hand, but for the words.
+Each part runs in a process of its own, and says when it was measured. Nothing in the page is written by hand, but for the words.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ from benchmarks.models import MODELS
 from benchmarks.overhead import MORE
 from tenterhook.native import CALLS
 from tenterhook.stats import KERNEL
+
+PARTS = ("overhead", "writing", "bounds", "reads", "peers", "scaling", "kernel")
+"""The parts of the page, in order."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 TARGETS: dict[tuple[str, str, str], float] = {
@@ -97,11 +103,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def machine() -> Iterator[str]:
-    """Yield what the figures hold for."""
+    """Yield what all figures of a page hold for."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "pyarrow"))
     yield (
-        f"Measured {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC on {platform.machine()}, "
+        f"Measured on {platform.machine()}, "
         f"{names[0].partition(':')[2].strip() if names else platform.processor()}, {os.cpu_count()} cores; "
         f"Python {platform.python_version()}, {versions}; kernel: {KERNEL}; plain calls: {CALLS} code."
     )
@@ -157,9 +163,9 @@ def writing(rounds: int, models: str) -> Iterator[str]:
         "All outputs and gradients recorded to disk, against the same recorded in memory: turns of more than a second, each set"
         " against the mean of the turns before and after it. The control is a turn in memory, set against the turns in memory"
         f" before and after it. {rounds} processes for each network, {rounds * MORE} where a step is short, with two turns on disk"
-        " each: a process keeps where its memory has come to lie, and with tiny modules one is slower on disk by some hundredths,"
-        f" another faster. Medians, and quartiles in brackets. Target: {_WRITING:.2f}. Closing, which turns what is left into"
-        " Parquet, is not in it."
+        " and one of the control each: a process keeps where its memory has come to lie, and with tiny modules one is slower on"
+        " disk by some hundredths, another faster. Medians, and quartiles in brackets. Target:"
+        f" {_WRITING:.2f}. Closing, which turns what is left into Parquet, is not in it."
     )
     yield ""
     names = models.split(",")
@@ -277,27 +283,54 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure of the kernel")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--peer-models", default="tiny401,small_cnn,transformer,resnet,alexnet")
+    parser.add_argument("--only", help="parts to measure, where the page has the others already: " + ", ".join(PARTS))
     options = parser.parse_args()
-    load = os.getloadavg()[0]
-    lines = [INTRODUCTION, *machine()]
-    if load > (os.cpu_count() or 1):
-        lines += [BUSY, ""]
-    for part in (
-        overhead(options.rounds, options.models),
-        writing(options.rounds, options.models),
-        bounds(options.rounds),
-        reads(options.rounds, ",".join(name for name in options.models.split(",") if not name.startswith("tiny"))),
-        peers(options.rounds, options.peer_models),
-        scaling(options.rounds, options.steps),
-        kernel(options.seconds),
-    ):
-        lines += part
-        told = (
-            f"Load average of the machine as the benchmarks began: {load:.1f}, and after the last part above: "
-            f"{os.getloadavg()[0]:.1f}, the benchmark's own 1 included."
-        )
-        PAGE.write_text("\n".join([*lines, told]) + "\n", encoding="utf-8")  # after each part: the whole takes long
+    only = list(PARTS) if options.only is None else options.only.split(",")
+    if unknown := [name for name in only if name not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    real = ",".join(name for name in options.models.split(",") if not name.startswith("tiny"))
+    parts: dict[str, Callable[[], Iterator[str]]] = {
+        "overhead": partial(overhead, options.rounds, options.models),
+        "writing": partial(writing, options.rounds, options.models),
+        "bounds": partial(bounds, options.rounds),
+        "reads": partial(reads, options.rounds, real),
+        "peers": partial(peers, options.rounds, options.peer_models),
+        "scaling": partial(scaling, options.rounds, options.steps),
+        "kernel": partial(kernel, options.seconds),
+    }
+    begins = "\n".join([INTRODUCTION, *machine()])
+    found = {} if options.only is None else _parts_of(PAGE.read_text(encoding="utf-8"), begins)
+    for name in only:
+        found[name] = "\n".join(_measured(parts[name]))
+        page = [begins, *(f"<!-- {name} -->\n\n{found[name]}\n" for name in PARTS if name in found)]
+        PAGE.write_text("\n".join(page), encoding="utf-8")  # after each part: the whole takes long
     print(PAGE)
+
+
+def _measured(part: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yield the lines of a part, and when it was measured."""
+    began, load = datetime.datetime.now(datetime.timezone.utc), os.getloadavg()[0]
+    yield from part()
+    if load > (os.cpu_count() or 1):
+        yield from (BUSY, "")
+    yield (
+        f"(Begun {began:%Y-%m-%d %H:%M} UTC. Load average then {load:.1f}, at the end {os.getloadavg()[0]:.1f}, the benchmark's"
+        " own 1 included.)"
+    )
+
+
+def _parts_of(page: str, begins: str) -> dict[str, str]:
+    """Give the parts of a page by name.
+
+    Raises:
+        SystemExit: it was measured with something else.
+    """
+    head, *parts = re.split(r"^<!-- (\w+) -->\n\n", page, flags=re.MULTILINE)
+    if head.strip() != begins.strip():
+        raise SystemExit(
+            f"{PAGE} was measured on another machine, or with other versions; measure all of it: make benchmarks"
+        )
+    return {name: text.rstrip("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 if __name__ == "__main__":
