@@ -231,7 +231,7 @@ class Capture:
             if self.tracker.stale:
                 self._record_stale()
             changed = None
-            if watched.wanted and watched.due and self.tracker.follows_calls:
+            if self.tracker.records(watched, call.step):
                 changed = self._before(call, module, args, kwargs)
             elif (
                 watched.attachment is None
@@ -280,7 +280,7 @@ class Capture:
         call = self.tracker.begin(watched)
         if self.tracker.stale:
             self._record_stale()
-        if watched.wanted and watched.due and self.active:
+        if self.tracker.records(watched, call.step):
             self._before(call, module, args, kwargs, alias=False)
 
     # --- forward ---------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Capture:
             if aliases is not None:
                 aliases.drop()
             if call.recorded:
-                self.rows.call(call, None, text)
+                self.rows.call(call, None, None if call in self.tracker.unseen_ends else text)
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def forked(self) -> None:

@@ -50,6 +50,7 @@ class HookSchedule:
         rests: bool = False,
     ) -> None:
         self._capture = capture
+        capture.tracker.is_due = lambda watched, step: self._wants(step) and self._is_due(watched, step)
         self._sampling = sampling
         self._parameters = parameters
         self.whole = whole
@@ -126,6 +127,7 @@ class HookSchedule:
         """
         self._capture.tracker.wake()
         self._steps = steps
+        self._capture.tracker.due_step = -1 if self._sampling.always else steps[0]
         self._wanted = [step for step in steps if self._wants(step)]
         self._capture.active = bool(self._wanted)
         tracker, first = self._capture.tracker, steps[0] in self._wanted
@@ -174,6 +176,7 @@ class HookSchedule:
                 switch = capture.attach_all if on else capture.release_all
                 switch(kind, due=due)
         capture.tracker.sees_all = plan.sees_all
+        capture.tracker.hooks_came_off()
         for parameters in self._parameters():
             if self._wanted:
                 parameters.resume()

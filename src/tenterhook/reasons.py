@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tenterhook.backends import Backend
+from tenterhook.backends import Backend, ParameterEntry
 from tenterhook.gathering import Gathering
 from tenterhook.handles import HookSite
 from tenterhook.selection import Entry
@@ -54,29 +54,27 @@ class WeightUse:
 
     def __init__(self, backend: Backend, model: Any) -> None:
         self._backend = backend
-        self._before = self._marks(model)
+        parameters = backend.parameters(model)
+        self._before = self._marks(parameters)
         self._used: set[str] = set()
         self._shared: dict[str, set[str]] = {}
-        for entry in backend.parameters(model):
+        for entry in parameters:
             owners = {entry.path, *(alias.rpartition(".")[0] for alias in entry.aliases)}
             for owner in owners if len(owners) > 1 else ():
                 self._shared.setdefault(owner, set()).update(owners - {owner})
 
-    def _marks(self, model: Any) -> dict[str, tuple[str, object]]:
-        return self._backend.unseen(self._all_marks)(model)  # not kept: it would hold itself
+    def _marks(self, parameters: list[ParameterEntry]) -> dict[str, tuple[str, object]]:
+        return self._backend.unseen(self._all_marks)(parameters)  # not kept: it would hold itself
 
-    def _all_marks(self, model: Any) -> dict[str, tuple[str, object]]:
-        return {
-            entry.name: (entry.path, self._mark(getattr(entry.parameter, "grad", None)))
-            for entry in self._backend.parameters(model)
-        }
+    def _all_marks(self, parameters: list[ParameterEntry]) -> dict[str, tuple[str, object]]:
+        return {entry.name: (entry.path, self._mark(getattr(entry.parameter, "grad", None))) for entry in parameters}
 
     def _mark(self, gradient: Any) -> object:
         return None if gradient is None else (id(gradient), self._backend.version(gradient))
 
     def look(self, model: Any) -> None:
         """Look for gradients that have come since the session began."""
-        for name, (path, mark) in self._marks(model).items():
+        for name, (path, mark) in self._marks(self._backend.parameters(model)).items():
             if mark is not None and mark != self._before.get(name, (path, None))[1]:
                 self._used.add(path)
 

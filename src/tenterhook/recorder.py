@@ -59,7 +59,7 @@ class Recorder:
         if self._waiting is None:
             raise TenterhookError(f"this recording is {self._state} already\n  call th.record() again for another one")
         (model, request), self._waiting = self._waiting, None
-        self._session = RecordingSession(model, request)
+        self._session = RecordingSession(model, self._name, request)
         return self
 
     def close(self, error: BaseException | None = None) -> None:

@@ -13,7 +13,7 @@ from tenterhook.active_edits import EditWatch, watching_edits
 from tenterhook.capture import Capture
 from tenterhook.flushing import Flusher, lasts_in_children
 from tenterhook.hook_schedule import HookSchedule
-from tenterhook.inventory import list_added, model_manifest, model_name, modules_rows, table_of, watch_model, with_fused
+from tenterhook.inventory import list_added, model_manifest, modules_rows, table_of, watch_model, with_fused
 from tenterhook.op_capture import OpCapture
 from tenterhook.parameters import ParameterWatch
 from tenterhook.reasons import WeightUse
@@ -37,19 +37,20 @@ class RecordingSession:
 
     Args:
         model: to be recorded from now on.
+        name: the model's name in the recording.
         request: how.
 
     Raises:
         TargetError: the place to write to exists already, or cannot be written.
     """
 
-    def __init__(self, model: Any, request: Request) -> None:
+    def __init__(self, model: Any, name: str, request: Request) -> None:
         self.closed = False
         self._model_ref: Callable[[], Any] = weakref.ref(model)
         self._backend = backend = request.backend
         self._manifest: Manifest = request.manifest
         self._sampling = request.sampling
-        self._name = model_name(backend, model)
+        self._name = name
         self._select = request.select
         self._modules_known: object = None
         self._first_step = 0  # of this process

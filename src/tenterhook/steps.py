@@ -12,7 +12,12 @@ from tenterhook.backends import Backend
 from tenterhook.calls import Watched
 from tenterhook.optimizer_turns import OptimizerTurns
 
-__all__ = ["StepCount"]
+__all__ = ["StepCount", "never_due"]
+
+
+def never_due(watched: Watched, step: int) -> bool:
+    """Say that a module is recorded on no other step."""
+    return False
 
 
 class StepCount:
@@ -27,6 +32,7 @@ class StepCount:
         turns: of optimizers that step one after the other.
         sees_all: every wanted module has its hooks, so that a step without a call is none.
         root_has_run: a root has been called.
+        is_due: says whether a module is recorded on another step.
         rests_until: before this step nothing is recorded, nor anything else done at a step's end.
     """
 
@@ -46,6 +52,8 @@ class StepCount:
         self._steps_by: str | None = None  # "optimizer", "forward", "user"; None while unknown
         self._calls_in_step = False
         self._step = 0  # where no engine counts
+        self._due_step = -1
+        self.is_due: Callable[[Watched, int], bool] = never_due
         self.turns = OptimizerTurns()
         self.sees_all = True
         self.root_has_run = False
@@ -70,6 +78,17 @@ class StepCount:
             self._step = value
         else:
             self._engine.step = value
+
+    @property
+    def due_step(self) -> int:
+        """The step that ``due`` of the watched modules speaks of; -1 for any."""
+        return self._due_step
+
+    @due_step.setter
+    def due_step(self, value: int) -> None:
+        self._due_step = value
+        if self._engine is not None:
+            self._engine.due_step = value
 
     @property
     def steps_seen(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tenterhook.backends import Backend
 from tenterhook.calls import LiveCall, Rerun, Watched
 from tenterhook.native import NATIVE
-from tenterhook.steps import StepCount
+from tenterhook.steps import StepCount, never_due
 
 __all__ = ["Tracker"]
 
@@ -69,6 +69,7 @@ class Tracker(StepCount):
         self._home_ident = threading.get_ident()
         self._begun_ns = 0  # when a call began last
         self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
+        self.unseen_ends: list[LiveCall] = []  # running calls whose hooks have come off
         self._origin_ns = time.perf_counter_ns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
 
@@ -97,7 +98,7 @@ class Tracker(StepCount):
             put_back: called at an outermost call where something has lost its place around the calls of a module.
         """
         self._put_back = put_back
-        engine.step, engine.stacks = self._step, self._stacks
+        engine.step, engine.due_step, engine.stacks = self._step, self.due_step, self._stacks
         self._sequence = self._engine = engine
         engine.origin_ns = self._origin_ns
         engine.follows, engine.pause_ns = self.follows_calls, _PAUSE_NS
@@ -134,6 +135,8 @@ class Tracker(StepCount):
         if repeats is False:
             with self._lock:
                 watched.begin_call(call)
+                if watched.wanted and self.due_step not in (-1, step):
+                    watched.recorded_count += self.is_due(watched, step) - watched.due
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
             if repeats is not None:
@@ -236,6 +239,20 @@ class Tracker(StepCount):
         while stack and id(stack[-1].watched.ref()) not in running:
             self.stale.append(stack.pop())
 
+    def records(self, watched: Watched, step: int) -> bool:
+        """Whether a call of a module is recorded: as its step is, which another thread may have ended meanwhile."""
+        due = watched.due  # before the step that it speaks of, which is changed first
+        if self.due_step not in (-1, step):
+            due = self.is_due(watched, step)
+        return watched.wanted and due and self.follows_calls
+
+    def hooks_came_off(self) -> None:
+        """Keep in mind which running calls have lost their hooks: nobody will see how they end."""
+        known = self.unseen_ends
+        running = [call for stack in list(self._stacks.values()) for call in list(stack)]
+        self.unseen_ends = [call for call in running if call.watched.attachment is None or call in known]
+        self.unseen_ends += [call for call in self.stale if call in known]
+
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
         stack = self._stacks.get(self.thread())
@@ -276,5 +293,6 @@ class Tracker(StepCount):
     def release(self) -> None:
         """Let go of the session, which is over."""
         self._on_step_begin = self._on_step_end = self._put_back = _nothing
+        self.is_due = never_due
         if self._engine is not None:
             self._engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,46 @@ def test_git_is_asked_quietly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("2")
     changed = git_state(tmp_path)
     assert changed is not None and changed.dirty
+
+
+def test_many_sessions_ask_git_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    git = programs / "git"
+    git.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho {"a" * 40}\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    found = [start_manifest() for _ in range(20)]
+    assert {manifest.git for manifest in found} == {Git(commit="a" * 40, branch="a" * 40, dirty=True)}
+    calls = asked.read_text().splitlines()
+    assert len(calls) in (3, 6)  # a minute may end meanwhile
+    found[0].versions["numpy"] = "mine"
+    assert found[1].versions["numpy"] != "mine" and start_manifest().versions["numpy"] != "mine"
+
+
+def test_a_git_that_cannot_say_what_has_changed_is_not_said_to_be_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = tmp_path / "git"
+    git.write_text(f'#!/bin/sh\ncase "$*" in *status*) exit 128;; esac\necho {"a" * 40}\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = git_state(tmp_path)
+    assert found == Git(commit="a" * 40, branch="a" * 40, dirty=None)
+    manifest = Manifest(git=found)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_where_the_directory_is_gone_nothing_is_said_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert start_manifest().git is None
 
 
 def test_a_framework_that_is_not_there_is_named() -> None:

@@ -69,6 +69,8 @@ def test_a_killed_rank_is_named_with_its_step(tmp_path: Path, nobody: int) -> No
     assert f"UNFINISHED why {sentence} ended rank 0 by {GLOO}" in shown
     own = words(tenterhook("show", str(path), "--rank", "1").out.partition("step 0")[0])
     assert f"why {sentence} " in own and GLOO not in own
+    data = json.loads(tenterhook("show", str(path), "--json").out)["data"]
+    assert data["unclosed"] == {"1": recording.unclosed[1]} and data["ends"] == {"0": GLOO}
     assert th.open(path, ranks=[0]).unclosed == {} and list(th.open(path, ranks=[1]).unclosed) == [1]
     close(dead, 1, 2)
 

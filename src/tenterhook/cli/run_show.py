@@ -117,6 +117,8 @@ def _data(page: Page, path: str, limit: int) -> dict[str, Any]:
         "steps": page.steps,
         "rank": page.rank,
         "ranks": page.ranks,
+        "ends": page.ends,
+        "unclosed": page.unclosed,
         "rows": page.rows[:limit] if limit else page.rows,
         "rows_total": len(page.rows),
     }

@@ -42,7 +42,7 @@ typedef struct {
     char closed, follows, wants_input, wants_output, wants_grad_output, measures, plain;
     /* steps that are not recorded (_calls_resting.h) */
     PyObject *resting; /* the place whose calls end them */
-    long long step, rest_until, rest_token, rest_thread, rest_serial, rest_calls, rest_values;
+    long long step, due_step, rest_until, rest_token, rest_thread, rest_serial, rest_calls, rest_values;
     char rest_tracks;
     char unsure; /* whether an exception may go past us: there are hooks, or one that hooks do not see has come */
 } Engine;
@@ -84,6 +84,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     put(&self->export_owner, capsule);
     put(&self->clock, clock);
     self->pass_token = -2;
+    self->due_step = -1;
     for (int i = 0; i < SHAPES; i++) self->shapes[i].lineage = -1;
     return (PyObject *)self;
 }

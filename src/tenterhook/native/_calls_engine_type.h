@@ -23,7 +23,7 @@ static PyMemberDef engine_members[] = {
     OBJECT(graph_task), OBJECT(grads_on), OBJECT(forward_ad_on), OBJECT(saved_hooks), OBJECT(inference_on), OBJECT(modes_on), OBJECT(is_neg), OBJECT(is_view), OBJECT(threads), OBJECT(kernel_threads),
     OBJECT(tensor_types), OBJECT(dtype_names), OBJECT(new_hooks), OBJECT(tracing), OBJECT(call), OBJECT(call_impl), OBJECT(before), OBJECT(values_of), OBJECT(value),
     OBJECT(came), OBJECT(fault), OBJECT(calls_full), OBJECT(values_full), OBJECT(acquire), OBJECT(release), OBJECT(owner),
-    OBJECT(busy), OBJECT(stacks), OBJECT(notices), NUMBER(step), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
+    OBJECT(busy), OBJECT(stacks), OBJECT(notices), NUMBER(step), NUMBER(due_step), OBJECT(outer_passes), OBJECT(global_tables), OBJECT(arounds), NUMBER(seq), NUMBER(origin_ns), NUMBER(pass_token), NUMBER(begun_ns), NUMBER(pause_ns), NUMBER(calls_recorded),
     NUMBER(values_recorded), NUMBER(hook_ns), NUMBER(storage_place), NUMBER(storage_size), NUMBER(storage_offset),
     FLAG(closed), FLAG(follows), FLAG(wants_input), FLAG(wants_output),
     FLAG(wants_grad_output), FLAG(measures), FLAG(plain), {NULL, 0, 0, 0, NULL},

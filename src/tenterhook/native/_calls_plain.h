@@ -18,6 +18,8 @@ static Call *running_call(Engine *self)
 /* Begins a call inside another one, `kwargs` may be NULL: 1, 0 where Python has to, -1 with an exception set. */
 static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place, PyObject *module, PyObject *args, PyObject *kwargs)
 {
+    int due = place->due; /* looked at before the step that it speaks of, which is changed first */
+    if (self->due_step >= 0 && outer->step != self->due_step) return 0; /* a thread, or rec.step(), has ended this call's step */
     long long token = running_task(self);
     if (token != -1) return token == -2 && PyErr_Occurred() ? -1 : 0;
     int tracks = asks(self->grads_on);
@@ -37,7 +39,7 @@ static int open_inside(Engine *self, PyObject *stack, Call *outer, Place *place,
     if (!call) return -1;
     call->tracks = (char)tracks;
     int failed = place_begin(place, call) || PyList_Append(stack, (PyObject *)call);
-    if (!failed && place->wanted && place->due && self->follows) {
+    if (!failed && place->wanted && due && self->follows) {
         call->followed = call->recorded = 1;
         if (self->wants_input) {
             PyObject *named = kwargs ? (Py_INCREF(kwargs), kwargs) : PyDict_New();

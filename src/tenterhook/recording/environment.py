@@ -5,10 +5,12 @@ Only the variables on the list are ever read, so that no secret of the environme
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
 import sys
+import time
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +40,9 @@ ENVIRONMENT = (
 )
 """The environment variables that change what a network computes, or say which process of a job this is."""
 
+_LASTS = 60.0
+"""Seconds for which what was found holds for further recordings: in a large repository git takes long, and many may begin."""
+
 _PACKAGES = ("tenterhook", "numpy", "pyarrow", "torch", "mindspore", "transformers", "lightning", "accelerate")
 
 
@@ -64,19 +69,21 @@ def git_state(folder: str | os.PathLike[str] | None = None) -> Git | None:
         return None
     branch = _git(folder, "symbolic-ref", "--short", "-q", "HEAD")
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return Git(commit=commit, branch=branch or None, dirty=bool(changes))
+    return Git(commit=commit, branch=branch or None, dirty=None if changes is None else bool(changes))
 
 
 def start_manifest(**fields: object) -> Manifest:
     """Make the manifest of a recording that begins now, in this process, with what can be known without a framework.
+
+    The commit and the versions are those that were found at most a minute ago.
 
     Args:
         fields: fields of `Manifest` to set or replace.
     """
     known: dict[str, object] = {
         "argv": list(sys.argv),
-        "git": git_state(),
-        "versions": versions(),
+        "git": _recent_git_state(_working_directory(), _period()),
+        "versions": dict(_recent_versions(_period())),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "rank": _whole("RANK", 0),
         "world": _whole("WORLD_SIZE", 1),
@@ -85,12 +92,31 @@ def start_manifest(**fields: object) -> Manifest:
     return Manifest(**{**known, **fields})  # type: ignore[arg-type]
 
 
+def _period() -> int:
+    return int(time.monotonic() / _LASTS)
+
+
+_recent_versions = functools.lru_cache(1)(lambda period: versions())
+
+
+@functools.lru_cache(8)
+def _recent_git_state(folder: str | None, period: int) -> Git | None:
+    return None if folder is None else git_state(folder)
+
+
+def _working_directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it has been removed
+        return None
+
+
 def _whole(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else default
 
 
-def _git(folder: str | os.PathLike[str] | None, *arguments: str) -> str:
+def _git(folder: str | os.PathLike[str] | None, *arguments: str) -> str | None:
     # Optional locks are refused so that looking at a repository never makes another git command in it fail.
     command = ["git", "--no-optional-locks", *arguments]
     try:
@@ -104,5 +130,5 @@ def _git(folder: str | os.PathLike[str] | None, *arguments: str) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ""  # no git, no folder, too slow: the recording then says nothing of a commit
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None  # no git, no folder, too slow: the recording then says nothing of it
+    return done.stdout.strip() if done.returncode == 0 else None

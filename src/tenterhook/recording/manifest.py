@@ -21,18 +21,18 @@ MANIFEST_NAME = "recording.json"
 MAX_BYTES = 16 << 20  # a manifest is a few kB; whatever is bigger was not written by us
 
 
-class Git(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Git(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """The commit of the working directory that the run was started from.
 
     Attributes:
         commit: full hash of the commit.
         branch: name of the branch, None when detached.
-        dirty: whether tracked files differed from the commit.
+        dirty: whether tracked files differed from the commit; None where git could not say that within two seconds.
     """
 
     commit: str
     branch: str | None = None
-    dirty: bool = False
+    dirty: bool | None = False
 
 
 class Model(msgspec.Struct, kw_only=True, omit_defaults=True):
