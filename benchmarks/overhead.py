@@ -208,8 +208,8 @@ def written(name: str, rounds: int) -> Iterator[tuple[str, str, list[float], boo
     """Measure what writing adds: steps recorded to disk take turns with steps recorded in memory.
 
     A turn on disk is set against the mean of the turns in memory before and after it; a turn in memory, against the mean of the
-    turns in memory before and after it, is the control. Before each of them some steps are recorded in memory and not timed, so
-    that they all begin alike. What closing costs is not in it; what is turned into Parquet while the run goes on is.
+    turns in memory before and after it, is the control. What closing costs is not in it; what is turned into Parquet while the
+    run goes on is.
 
     Args:
         name: of the network.
@@ -225,12 +225,10 @@ def written(name: str, rounds: int) -> Iterator[tuple[str, str, list[float], boo
         step()
         times = max(_FEWEST, round(_WRITTEN_SECONDS / _seconds(step, 3)))
         _turn(step, memory, times)  # warms up
-
         around, inside = [_turn(step, memory, times)], []
         for _ in range(rounds):
-            for session, taken in ((disk, inside), (memory, around)):
-                _turn(step, memory, times // 4)
-                taken.append(_turn(step, session, times))
+            inside.append(_turn(step, disk, times))
+            around.append(_turn(step, memory, times))
         short = is_short(step)
         yield label, "to disk", _to_mean(inside, around[:-1], around[1:]), short
         yield label, "in memory (control)", _to_mean(around[1:-1], around[:-2], around[2:]), short

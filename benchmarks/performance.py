@@ -52,6 +52,9 @@ TARGETS: dict[tuple[str, str, str], float] = {
 _WRITING = 1.03
 """What we want of writing, as a ratio to recording in memory."""
 
+_WRITTEN = 4
+"""Turns on disk in each process."""
+
 _EACH_STEP = {"forward": "outputs: statistics, sketch", "forward and backward": "all: outputs and gradients"}
 """What `every=10` records, on each step."""
 
@@ -152,7 +155,7 @@ def writing(rounds: int, models: str) -> Iterator[str]:
     """Yield the table of what writing adds."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for name in models.split(","):
-        command = ("overhead", "--written", "--rounds", "2", "--models", name)
+        command = ("overhead", "--written", "--rounds", str(_WRITTEN), "--models", name)
         first = run(*command)
         processes = rounds * (MORE if all(one["short"] for one in first) else 1)
         for one in [*first, *(one for _ in range(processes - 1) for one in run(*command))]:
@@ -162,9 +165,9 @@ def writing(rounds: int, models: str) -> Iterator[str]:
     yield (
         "All outputs and gradients recorded to disk, against the same recorded in memory: turns of more than a second, each set"
         " against the mean of the turns before and after it. The control is a turn in memory, set against the turns in memory"
-        f" before and after it. {rounds} processes for each network, {rounds * MORE} where a step is short, with two turns on disk"
-        " and one of the control each: a process keeps where its memory has come to lie, and with tiny modules one is slower on"
-        " disk by some hundredths, another faster. Medians, and quartiles in brackets. Target:"
+        f" before and after it. {rounds} processes for each network, {rounds * MORE} where a step is short, with"
+        f" {_WRITTEN} turns on disk and {_WRITTEN - 1} of the control each: with tiny modules the turns of one process drift by some"
+        " hundredths, and so do processes. Medians, and quartiles in brackets. Target:"
         f" {_WRITING:.2f}. Closing, which turns what is left into Parquet, is not in it."
     )
     yield ""
