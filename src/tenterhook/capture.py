@@ -371,7 +371,7 @@ class Capture:
             if aliases is not None:
                 aliases.drop()
             if call.recorded:
-                self.rows.call(call, None, None if call in self.tracker.unseen_ends else text)
+                self.rows.call(call, None, None if self.tracker.ends_unseen(call) else text)
 
     # --- handing over ----------------------------------------------------------------------------------------------
     def forked(self) -> None:

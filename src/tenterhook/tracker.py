@@ -69,7 +69,7 @@ class Tracker(StepCount):
         self._home_ident = threading.get_ident()
         self._begun_ns = 0  # when a call began last
         self.stale: list[LiveCall] = []  # calls found to have ended past all hooks, for the capture to record
-        self.unseen_ends: list[LiveCall] = []  # running calls whose hooks have come off
+        self.unseen_ends: set[LiveCall] = set()  # running calls whose hooks have come off
         self._origin_ns = time.perf_counter_ns()
         self.follows_calls = True  # False while the hooks are off, on steps that are not recorded
 
@@ -135,8 +135,9 @@ class Tracker(StepCount):
         if repeats is False:
             with self._lock:
                 watched.begin_call(call)
-                if watched.wanted and self.due_step not in (-1, step):
-                    watched.recorded_count += self.is_due(watched, step) - watched.due
+            if watched.wanted and self.due_step not in (-1, step):
+                more = self.records(watched, step) - watched.due
+                watched.recorded_count += more
         else:
             call.phase, call.token = "recompute", self._backend.backward_token()
             if repeats is not None:
@@ -231,6 +232,7 @@ class Tracker(StepCount):
         if not stack and thread not in self._reruns:
             del self._stacks[thread]
         call.regions = ()  # they hold on to the call; with it holding on to them both would outlive the graph
+        self.unseen_ends.discard(call)
         return call
 
     def _unwind(self, stack: list[LiveCall], beginning: int = 1) -> None:
@@ -248,10 +250,18 @@ class Tracker(StepCount):
 
     def hooks_came_off(self) -> None:
         """Keep in mind which running calls have lost their hooks: nobody will see how they end."""
-        known = self.unseen_ends
+        mine = self._stacks.get(self.thread())
+        if mine and threading.get_ident() == self._home_ident and not self._in_backward():
+            self._unwind(mine, 0)
         running = [call for stack in list(self._stacks.values()) for call in list(stack)]
-        self.unseen_ends = [call for call in running if call.watched.attachment is None or call in known]
-        self.unseen_ends += [call for call in self.stale if call in known]
+        self.unseen_ends &= {*running, *self.stale}
+        self.unseen_ends.update(call for call in running if call.watched.attachment is None)
+
+    def ends_unseen(self, call: LiveCall) -> bool:
+        """Whether the hooks of a call came off amid it; asked once, when it is known to have ended."""
+        unseen = call in self.unseen_ends
+        self.unseen_ends.discard(call)
+        return unseen
 
     def running(self) -> LiveCall | None:
         """Return the innermost running call of this thread."""
@@ -294,5 +304,6 @@ class Tracker(StepCount):
         """Let go of the session, which is over."""
         self._on_step_begin = self._on_step_end = self._put_back = _nothing
         self.is_due = never_due
+        self.unseen_ends.clear()
         if self._engine is not None:
             self._engine.close()

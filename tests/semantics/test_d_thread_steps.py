@@ -121,20 +121,6 @@ def test_a_pause_amid_a_call(resumes: bool) -> None:
     assert _ends(rec, "second") == [(1, 0, True, None)] * (1 + resumes)
 
 
-def test_a_call_that_is_interrupted_amid_did_not_end() -> None:
-    net = _Net()
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with th.record(net, every=2) as rec:
-        with pytest.raises(KeyboardInterrupt):
-            _call(net, interrupt)
-        _call(net)
-        _call(net)
-    assert _ends(rec, "")[0][3] is not None
-
-
 def test_each_module_is_recorded_on_its_own_steps_only() -> None:
     net = _Net()
     with th.record(net, every={"first": 2, "second.0": 3}) as rec:
@@ -169,3 +155,30 @@ def test_a_step_that_is_ended_amid_a_call() -> None:
         _call(net)
     for path in ("", "first", "second", "second.0"):
         assert _rows(rec, path) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_step_that_is_ended_amid_a_call_with_modules_of_different_rates() -> None:
+    net = _Net()
+    with th.record(net, every={"first": 1, "second.0": 2}) as rec:
+        _call(net, rec.step)  # after it, second.0 has no hooks
+        _call(net, rec.step)  # after it, it has, on a step that it is not recorded on
+        _call(net)
+    assert _rows(rec, "first") == [(0, 0), (1, 0), (2, 0)]
+    assert _rows(rec, "second.0") == [(2, 0)]
+    assert (_calls(rec, "first"), _calls(rec, "second.0")) == (3, 1)
+
+
+@pytest.mark.parametrize("then", ["pause", "step", "close"])
+def test_a_call_that_was_interrupted_before_its_hooks_came_off_did_not_end(then: str) -> None:
+    net = nn.Sequential(_Net())
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with th.record(net, every=2) as rec:
+        with pytest.raises(KeyboardInterrupt):
+            _call(net, interrupt)
+        getattr(rec, then)()
+    for path in ("", "0"):
+        [(step, _, known, error)] = _ends(rec, path)
+        assert (step, known) == (0, False) and error is not None
