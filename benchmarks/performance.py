@@ -80,7 +80,8 @@ page faults or none, as the addresses happen to lie in a session, bare as record
 
 Networks: `alexnet` (25 calls of modules, 4 x 3 x 224 x 224), `small_cnn` (MNIST size, batch 32), `transformer` (12 layers of
 width 256, 4 x 128 tokens), `resnet` (ResNet-18-like, 4 x 3 x 112 x 112), `tiny401` (400 modules of 8 numbers each: nothing
-but the cost of a call), `tiny2001` (2,000 of them).
+but the cost of a call), `tiny2001` (2,000 of them). *Forward* is without gradients (`torch.no_grad`), *forward and backward* a step of
+training without its optimizer. The digest goes with the statistics.
 """
 
 BUSY = (
@@ -212,7 +213,7 @@ def reads(rounds: int, models: str) -> Iterator[str]:
         " written, to a pure read of its bytes or to the kernel; what the same hooks take with nothing in them is subtracted and"
         " stands in a row of its own. Read it downwards: no statistics can cost less than the read, and no recording less than the"
         " kernel's row for what it takes (the digest goes with the statistics); what the rows of tenterhook have beyond that is the"
-        " way to the tensor and the row's other columns."
+        " way to the tensor and the row's other columns. Two rows that differ by a hundredth or two do not differ on this machine."
     )
     yield ""
     rows = [["outputs, MB a step", *(f"{one['outputs']}, {one['mb']:.0f}" for one in sizes.values())]]
@@ -270,7 +271,7 @@ def kernel(seconds: float) -> Iterator[str]:
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     yield "## The kernel against a read of the same bytes"
     yield ""
-    yield "Targets with statistics and sketch: 6x at 64 K, 3x at 1 M, 1.7x at 8 M elements."
+    yield "Targets with statistics and sketch, without the digest: 6x at 64 K, 3x at 1 M, 1.7x at 8 M elements."
     yield ""
     yield "```text"
     yield done.stdout.rstrip()

@@ -122,6 +122,11 @@ def test_the_nearest_names_are_listed_once(tmp_path: Path) -> None:
     assert show(str(path), "--site", "featuers.0").err.count("'features.0'") == 1
 
 
+def test_the_nearest_recordings_are_listed_once(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(net.parent)
+    assert show("trian.thk").err.count(net.name) == 1
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_every_kind_has_its_name(tmp_path: Path, snapshot: SnapshotAssertion, width: int) -> None:
     out = show(str(write_kinds(tmp_path / "a.thk")), width=width).out

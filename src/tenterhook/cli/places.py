@@ -32,7 +32,7 @@ def find(text: str) -> Path:
             return beside
     known = list(newest_recordings())
     names = {str(entry): entry for entry in known}
-    near = difflib.get_close_matches(text, [*names, *(entry.name for entry in known)], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(text, {**names, **{entry.name: entry for entry in known}}, n=3, cutoff=0.5)
     hint = (
         f"nearest: {', '.join(near)}"
         if near

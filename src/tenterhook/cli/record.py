@@ -221,7 +221,7 @@ def command(ctx: click.Context, target: tuple[str, ...], module: bool, to: Path 
     tenterhook record -- torchrun --nproc-per-node 2 train.py
 
     Steps are counted from 0. A step ends when an optimizer steps; what runs between two of these, an evaluation for one, belongs to the
-    step before. Where no optimizer ever steps, each call of a model is a step.
+    step before. Where no optimizer holds its parameters, each call of a model is a step.
     """  # noqa: D301 - click's mark for lines that are not to be filled
     if options["resume"] is not None and (to is None or options["overwrite"]):
         raise click.UsageError(
